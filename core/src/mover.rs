@@ -1,0 +1,73 @@
+//! The primitive a transport implements: pull one range of a peer's arena into one's own.
+
+use crate::{BlockDigest, ByteRange, Observed, Result, ShardId};
+use async_trait::async_trait;
+use std::{fmt, time::Duration};
+
+/// A participant, as schedules and errors name it. What it stands for is the caller's (a rank, a lease).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct PeerId(pub u64);
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// One range to pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pull {
+    /// Payload bytes, the same offsets at both ends. Begins and ends at a block boundary or the payload's end.
+    pub range: ByteRange,
+    /// `Some(block)`: also hash the landed bytes in blocks of that many bytes, on the memory's own device,
+    /// from the *destination*. `None`: move only.
+    pub hash: Option<u64>,
+}
+
+/// A pull that quiesced with all its bytes in place.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Landed {
+    /// The values of the blocks of the range, in order; empty when none were asked for. They are found, not
+    /// checked: the caller compares them with the expected ones.
+    pub digests: Vec<BlockDigest>,
+}
+
+/// One hop: pulls ranges of one peer's arena into one arena of ours.
+///
+/// Dropping it ends the import once every pull has quiesced (an import pins the exporter's memory, so do not
+/// keep one longer than the last chunk).
+#[async_trait]
+pub trait Mover: Send + Sync + fmt::Debug {
+    /// Looks at the source's control block: returns as soon as `shard` has at least `at_least` verified bytes,
+    /// or the generation is not the locator's any more, or `wait` has passed, with what was seen last.
+    /// `wait` zero is one look.
+    ///
+    /// The look is ordered after every pull that has quiesced: if it shows the locator's generation, no byte
+    /// pulled before it belongs to a later filling.
+    ///
+    /// # Errors
+    /// [`crate::Kind::SourceLost`] when the source is known to be gone *and* its word is below `at_least`.
+    async fn observe(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Observed>;
+
+    /// Begins to pull and returns at once. Several pulls may be in flight; their ranges must not overlap
+    /// ([`crate::Kind::Busy`]). The mover does not look at the progress word: asking for bytes that the
+    /// source has not published is the caller's defect, and moves whatever is there.
+    fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>>;
+}
+
+/// A pull that owns its range at both ends until it has quiesced.
+///
+/// Dropping it cancels it and leaves the range owned until the hardware is done with it.
+#[async_trait]
+pub trait InFlight: Send {
+    /// Asks the transport to stop. It may finish all the same; only [`quiesced`](Self::quiesced) tells.
+    fn cancel(&self);
+
+    /// Waits until nothing of this pull will touch memory any more. `Ok` means that every byte is in place.
+    /// Calling it again after it returned gives the same answer.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Cancelled`] after a cancel that took, [`crate::Kind::SourceLost`] and the transport's
+    /// own. Whatever the error, the memory is quiet and the range free.
+    async fn quiesced(&mut self) -> Result<Landed>;
+}
