@@ -18,6 +18,8 @@ mod generation;
 mod geometry;
 mod locator;
 mod mover;
+pub mod replica;
+pub mod schedule;
 mod size;
 mod transport;
 
