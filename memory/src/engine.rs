@@ -16,8 +16,8 @@ use std::{
 /// Bytes copied and hashed at a time, and the unit of cancelling: a piece stays in a core's L2 between its
 /// copy and its hash. Measured by `examples/bench_copy.rs`.
 const HASHED_PIECE: u64 = 256 << 10;
-/// Bytes of one plain copy: beyond the size from which libc's memcpy writes around the caches.
-const PLAIN_PIECE: u64 = 32 << 20;
+/// Bytes of one plain copy and the unit of cancelling one: a millisecond.
+const PLAIN_PIECE: u64 = 16 << 20;
 /// A plain pull shorter than a few pieces is cut finer, so that every thread has a share.
 const SMALLEST_PIECE: u64 = 1 << 20;
 

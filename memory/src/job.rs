@@ -1,6 +1,6 @@
 //! One pull of the copy engine: cut into pieces, each copied (and hashed) by one worker.
 
-use crate::{arena::OwnedRange, imported::ImportedArena};
+use crate::{arena::OwnedRange, imported::ImportedArena, stream};
 use async_trait::async_trait;
 use flashboot_core::{
     ByteRange, Error, InFlight, Kind, Landed, Result,
@@ -110,11 +110,14 @@ impl Job {
         let (Ok(offset), Ok(len)) = (usize::try_from(start), usize::try_from(bytes)) else { return };
         let from = self.addresses.from.wrapping_add(offset);
         let to = self.addresses.to.wrapping_add(offset);
+        // What is hashed next should stay in the cache, what is only moved should not enter it.
+        let copy: unsafe fn(*const u8, *mut u8, usize) =
+            if self.hash.is_some() { std::ptr::copy_nonoverlapping } else { stream::copy };
         // SAFETY: both ends have the range mapped (`ends` is held while this piece is unaccounted); they are
         // different files (`CopyEngine::pull` checks); the claim in `ends` makes the engine the only writer of
         // the destination and this worker the only one of the piece. The source may change meanwhile: the
         // bytes are then torn, which the generation and the digests find, and no reference to them exists.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        unsafe { copy(from, to, len) };
         if let Some(slot) = self.values.get(usize::try_from(index).unwrap_or(usize::MAX)) {
             // SAFETY: the destination as above, initialised by the copy. Nothing writes it while the slice
             // lives: this process because of the claim, other processes because of F_SEAL_FUTURE_WRITE.

@@ -22,6 +22,7 @@ mod numa;
 pub mod pages;
 mod prefault;
 mod seals;
+mod stream;
 mod words;
 
 pub use arena::{HostArena, OwnedRange};
