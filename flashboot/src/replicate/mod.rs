@@ -103,21 +103,12 @@ pub struct Outcome {
     pub error: Option<Error>,
 }
 
-/// Is told how many bytes each clone has verified, some ten times a second at most.
-pub trait Progress: Send {
-    /// Clone `rank` has `bytes` verified bytes.
-    fn clone_has(&mut self, rank: u32, bytes: u64);
-}
 
-/// Nobody looks.
-impl Progress for () {
-    fn clone_has(&mut self, _: u32, _: u64) {}
-}
 
 /// Starts a seed and clones and waits for all of them.
 ///
-/// Returns once no worker is left, whatever happened. Must run on a tokio runtime with IO and time; with the
-/// mock the caller makes that runtime with [`mock_runtime`].
+/// Returns once no worker is left, whatever happened. Must run on a tokio runtime with IO and time; a current-thread
+/// runtime whose clock is paused makes the mock's time virtual.
 ///
 /// # Errors
 /// Those of the set-up, where nothing was moved: a refused image, a worker that died or hung (with its exit
