@@ -53,7 +53,7 @@ pub struct ArenaSpec {
 /// that no other process can write it or shrink it; and that the bytes a method touches are inside the
 /// allocation whatever its arguments. Transports dereference addresses on the strength of it.
 #[expect(unsafe_code, reason = "the one unsafe trait: its implementors promise a mapping")]
-pub unsafe trait Arena: Send + Sync + fmt::Debug + 'static {
+pub unsafe trait Arena: Any + Send + Sync + fmt::Debug {
     /// Payload bytes.
     fn payload(&self) -> u64;
 
