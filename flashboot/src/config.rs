@@ -266,19 +266,15 @@ pub enum Choice {
 }
 
 /// Every transport by name, in `auto`'s order, and the mock.
-pub const TRANSPORTS: [TransportName; 5] = [
-    TransportName::Imex,
-    TransportName::Ipc,
-    TransportName::Rdma,
-    TransportName::Tcp,
-    TransportName::Mock,
-];
+pub const TRANSPORTS: [TransportName; 5] =
+    [TransportName::Imex, TransportName::Ipc, TransportName::Rdma, TransportName::Tcp, TransportName::Mock];
 
 /// The transport called `text`.
 pub fn transport(text: &str) -> Result<TransportName, NotASetting> {
-    TRANSPORTS.into_iter().find(|name| name.as_str() == text).ok_or_else(|| {
-        NotASetting(format!("`{text}` is not a transport: use imex, ipc, rdma, tcp or mock"))
-    })
+    TRANSPORTS
+        .into_iter()
+        .find(|name| name.as_str() == text)
+        .ok_or_else(|| NotASetting(format!("`{text}` is not a transport: use imex, ipc, rdma, tcp or mock")))
 }
 
 impl FromStr for Choice {
@@ -287,9 +283,9 @@ impl FromStr for Choice {
     fn from_str(text: &str) -> Result<Self, NotASetting> {
         match text {
             "auto" => Ok(Self::Auto),
-            name => transport(name)
-                .map(Self::Only)
-                .map_err(|_| NotASetting(format!("`{name}` is not a transport: use auto, imex, ipc, rdma, tcp or mock"))),
+            name => transport(name).map(Self::Only).map_err(|_| {
+                NotASetting(format!("`{name}` is not a transport: use auto, imex, ipc, rdma, tcp or mock"))
+            }),
         }
     }
 }
@@ -323,7 +319,10 @@ macro_rules! as_text {
 as_text!(Chunk: "`auto` or a size such as 256MiB", Choice: "`auto` or a transport's name");
 
 /// A text, or a number as text: a file and an environment may write `16777216` for `16MiB`.
-fn text_or_number<'de, D: serde::Deserializer<'de>>(d: D, expecting: &'static str) -> Result<String, D::Error> {
+fn text_or_number<'de, D: serde::Deserializer<'de>>(
+    d: D,
+    expecting: &'static str,
+) -> Result<String, D::Error> {
     struct Visitor(&'static str);
     impl serde::de::Visitor<'_> for Visitor {
         type Value = String;
@@ -352,7 +351,11 @@ fn names<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<TransportName>, D
             f.write_str("a list of transports such as [\"ipc\", \"tcp\"] or \"ipc,tcp\"")
         }
         fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Self::Value, E> {
-            v.split(',').map(str::trim).filter(|s| !s.is_empty()).map(|s| transport(s).map_err(E::custom)).collect()
+            v.split(',')
+                .map(str::trim)
+                .filter(|s| !s.is_empty())
+                .map(|s| transport(s).map_err(E::custom))
+                .collect()
         }
         fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut found = Vec::new();
@@ -396,7 +399,11 @@ mod tests {
     #[test]
     fn every_setting_reads_back() {
         let config = Config {
-            replicate: Replicate { chunk: Chunk::Bytes(ByteSize::mib(32)), allow: vec![TransportName::Ipc], ..Replicate::default() },
+            replicate: Replicate {
+                chunk: Chunk::Bytes(ByteSize::mib(32)),
+                allow: vec![TransportName::Ipc],
+                ..Replicate::default()
+            },
             ..Config::default()
         };
         let json = serde_json::to_string(&config).unwrap();

@@ -5,7 +5,6 @@
 
 use crate::config::{Choice, Memory, TRANSPORTS};
 use async_trait::async_trait;
-use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Readiness, Result, Transport, TransportName,
 };
@@ -80,9 +79,7 @@ pub struct Registry {
 impl Registry {
     /// Every backend this release carries that moves bytes between processes.
     pub fn standard() -> Self {
-        let mut registry = Self::default();
-        registry.register(IpcTransport::default(), |settings| IpcConfig::in_directory(&settings.sockets));
-        registry
+        Self::default()
     }
 
     /// Adds a backend; `configure` makes its configuration of the common settings.
@@ -95,12 +92,21 @@ impl Registry {
     /// # Errors
     /// [`Kind::Unavailable`] when none does, with what each said; [`Kind::Invalid`] when `choice` is not among
     /// `allow`.
-    pub async fn open(&self, choice: Choice, allow: &[TransportName], settings: &Settings) -> Result<Endpoints> {
+    pub async fn open(
+        &self,
+        choice: Choice,
+        allow: &[TransportName],
+        settings: &Settings,
+    ) -> Result<Endpoints> {
         let allowed = |name: &TransportName| allow.is_empty() || allow.contains(name);
         let wanted: Vec<TransportName> = match choice {
             Choice::Only(name) if !allowed(&name) => {
-                return Err(Error::new(Kind::Invalid, "transport", format!("{name} is not among those allowed"))
-                    .with_remedy("add it to `replicate.allow`, or choose another transport"));
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "transport",
+                    format!("{name} is not among those allowed"),
+                )
+                .with_remedy("add it to `replicate.allow`, or choose another transport"));
             }
             Choice::Only(name) => vec![name],
             Choice::Auto => {

@@ -159,11 +159,7 @@ pub(crate) async fn put(board: &dyn Board, name: &str, value: &impl Serialize) -
     board.put(name, json).await
 }
 
-pub(crate) async fn wait<T: DeserializeOwned>(
-    board: &dyn Board,
-    name: &str,
-    timeout: Duration,
-) -> Result<T> {
+pub(crate) async fn wait<T: DeserializeOwned>(board: &dyn Board, name: &str, timeout: Duration) -> Result<T> {
     parse(name, &board.wait(name, timeout).await?)
 }
 

@@ -88,8 +88,7 @@ fn one_block(
     let index = range.start / digests.block();
     let found: Vec<_> = digest::merge(payload, range, &pieces).into_iter().collect();
     if found.is_empty() || !digests.mismatches(index, &found).is_empty() {
-        let detail =
-            format!("{}: block {index} (bytes {range}) does not match its digest", path.display());
+        let detail = format!("{}: block {index} (bytes {range}) does not match its digest", path.display());
         return Err(Error::new(Kind::Corrupt, "load", detail).with_remedy("pack or fetch the image again"));
     }
     Ok(())

@@ -103,8 +103,6 @@ pub struct Outcome {
     pub error: Option<Error>,
 }
 
-
-
 /// Starts a seed and clones and waits for all of them.
 ///
 /// Returns once no worker is left, whatever happened. Must run on a tokio runtime with IO and time; a current-thread

@@ -115,7 +115,7 @@ impl Parent {
                 let status = tokio::select! {
                     status = child.wait() => status,
                     // An error means that the parent is gone: the same.
-                    _ = stopped.wait_for(|stop| *stop) => {
+                    () = told(&mut stopped) => {
                         if let Err(error) = child.start_kill() {
                             debug!(rank, %error, "it has exited already");
                         }
@@ -216,7 +216,8 @@ impl Parent {
         }
         // Set once, by nobody else: cannot fail.
         let _ = self.board.put(&job::name(About::Gone, rank), String::new()).await;
-        if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await {
+        if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
+        {
             return failed.into_error(&who(rank));
         }
         let ended = match status {
@@ -245,8 +246,10 @@ impl Parent {
         let ranks = (0..).zip(&self.known).skip(first);
         let missing: Vec<_> = ranks.filter(|(_, known)| !done(known)).map(|(rank, _)| who(rank)).collect();
         let detail = format!("{phase} not complete within {limit:?}: {} missing", missing.join(", "));
-        Error::new(Kind::Deadline, "replicate", detail)
-            .with_remedy(format!("look at their logs (-v), or raise replicate.{}_timeout", if first == 1 { "transfer" } else { "setup" }))
+        Error::new(Kind::Deadline, "replicate", detail).with_remedy(format!(
+            "look at their logs (-v), or raise replicate.{}_timeout",
+            if first == 1 { "transfer" } else { "setup" }
+        ))
     }
 
     /// Sends the workers home; kills those that do not go, all of them after a failure.
@@ -261,6 +264,12 @@ impl Parent {
         while self.children.join_next().await.is_some() {}
         self.watchers.shutdown().await;
     }
+}
+
+/// Returns when the workers are to be killed.
+async fn told(stopped: &mut watch::Receiver<bool>) {
+    // The guard it returns must not live on.
+    drop(stopped.wait_for(|stop| *stop).await);
 }
 
 fn lost_touch() -> Error {

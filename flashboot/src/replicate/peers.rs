@@ -82,8 +82,11 @@ impl Peers {
         let patience = self.job.settings.setup_timeout;
         let texts: Vec<String> =
             job::wait(&*self.board, &job::name(About::Locators, source), patience).await.map_err(named)?;
-        let locators: Vec<Locator> =
-            texts.iter().map(|text| text.parse().map_err(Error::from)).collect::<Result<_>>().map_err(named)?;
+        let locators: Vec<Locator> = texts
+            .iter()
+            .map(|text| text.parse().map_err(Error::from))
+            .collect::<Result<_>>()
+            .map_err(named)?;
         let imported = self.endpoints.import(&locators, &self.arena, timeout).await.map_err(named)?;
         let Imported { mover, transport, passed } = imported;
         for p in &passed {

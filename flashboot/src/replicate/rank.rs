@@ -8,7 +8,7 @@ use super::{
 };
 use crate::registry::Endpoints;
 use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, schedule::Rank};
-use flashboot_driver::{Limits, Step, replicate};
+use flashboot_driver::{Limits, Observer, replicate};
 use flashboot_rendezvous::Board;
 use std::{sync::Arc, time::Duration};
 use tracing::{Instrument as _, info_span};
@@ -27,7 +27,7 @@ pub(crate) struct Seat {
     pub(crate) arena_took: Duration,
     pub(crate) clock: Clock,
     /// Is told of every step.
-    pub(crate) observer: Box<dyn FnMut(Step) + Send>,
+    pub(crate) observer: Box<dyn Observer>,
 }
 
 /// Runs the rank until the parent says that nobody reads any more.

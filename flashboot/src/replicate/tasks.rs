@@ -30,7 +30,14 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for rank in 0..ranks {
-        tasks.spawn(seat(Arc::clone(&job), rank, Arc::clone(&board), network.clone(), clock, Arc::clone(&errors)));
+        tasks.spawn(seat(
+            Arc::clone(&job),
+            rank,
+            Arc::clone(&board),
+            network.clone(),
+            clock,
+            Arc::clone(&errors),
+        ));
     }
 
     let limit = job.settings.setup_timeout;

@@ -73,9 +73,11 @@ fn die_with_parent(board: &Path) -> Result<()> {
         }
         die();
     };
-    std::thread::Builder::new().name("flashboot-parent".into()).spawn(watch).map(drop).map_err(|e| {
-        Error::new(Kind::Exhausted, "clone", format!("a thread to watch the parent: {e}"))
-    })
+    std::thread::Builder::new()
+        .name("flashboot-parent".into())
+        .spawn(watch)
+        .map(drop)
+        .map_err(|e| Error::new(Kind::Exhausted, "clone", format!("a thread to watch the parent: {e}")))
 }
 
 /// Ends this process at once, as if it had been killed.
@@ -86,12 +88,9 @@ fn die() {
 
 async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
     let job: Arc<Job> = Arc::new(job::wait(&*board, job::JOB, JOB_WAIT).await?);
-    let settings = Settings {
-        sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
-        memory: job.memory,
-    };
-    let endpoints =
-        Registry::standard().open(job.settings.transport, &job.settings.allow, &settings).await?;
+    let settings =
+        Settings { sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(), memory: job.memory };
+    let endpoints = Registry::standard().open(job.settings.transport, &job.settings.allow, &settings).await?;
     let clock = Clock::Host;
     let began = clock.now();
     let spec = ArenaSpec { payload: job.bytes, shards: 1 };
