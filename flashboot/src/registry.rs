@@ -5,9 +5,11 @@
 
 use crate::config::{Choice, Memory, TRANSPORTS};
 use async_trait::async_trait;
+use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Readiness, Result, Transport, TransportName,
 };
+use flashboot_memory::{CopyEngine, CopyEngineConfig};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,6 +20,16 @@ pub struct Settings {
     pub sockets: PathBuf,
     /// How memory is made and how many threads copy.
     pub memory: Memory,
+}
+
+impl Settings {
+    fn copying(&self) -> CopyEngineConfig {
+        CopyEngineConfig { threads: self.memory.threads.and_then(|n| usize::try_from(n).ok()) }
+    }
+}
+
+fn ipc(settings: &Settings) -> IpcConfig {
+    IpcConfig { directory: settings.sockets.clone(), ..IpcConfig::default() }
 }
 
 /// A transport that was not used, and why.
@@ -78,8 +90,14 @@ pub struct Registry {
 
 impl Registry {
     /// Every backend this release carries that moves bytes between processes.
-    pub fn standard() -> Self {
-        Self::default()
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] when the system gives no threads to copy with.
+    pub fn standard(settings: &Settings) -> Result<Self> {
+        let engine = Arc::new(CopyEngine::new(&settings.copying())?);
+        let mut registry = Self::default();
+        registry.register(IpcTransport::new(ipc(settings)).with_engine(engine), ipc);
+        Ok(registry)
     }
 
     /// Adds a backend; `configure` makes its configuration of the common settings.

@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let peer = import()?;
     let started = Instant::now();
-    peer.populate();
+    peer.populate(started + Duration::from_secs(60));
     let populate = started.elapsed();
     let engine = CopyEngine::new(&CopyEngineConfig { threads: Some(threads) })?;
     let ends = Ends { from: peer.base().as_ptr().cast_const(), to: sink.base().as_ptr() };

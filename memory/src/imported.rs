@@ -14,7 +14,10 @@ use rustix::{
     io::Errno,
     mm::{Advice, madvise},
 };
-use std::{fmt, os::fd::OwnedFd, ptr::NonNull};
+use std::{fmt, os::fd::OwnedFd, ptr::NonNull, time::Instant};
+
+/// Bytes of one call: a few milliseconds' worth. A multiple of every page size in use.
+const POPULATE_STEP: usize = 64 << 20;
 
 /// What a locator says about the memory behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,17 +101,30 @@ impl ImportedArena {
         self.control.observe(shard)
     }
 
-    /// Fills this process's page table for the payload, so that the first copy takes no faults. Takes no
-    /// memory of its own. A kernel before 5.14 cannot; the copies then take the faults.
-    pub fn populate(&self) {
-        let len = usize::try_from(self.layout.control).unwrap_or(0).min(self.mapping.len());
-        // SAFETY: part of one mapping of ours; populating for reading changes no byte.
-        let done = unsafe { madvise(self.base().as_ptr().cast(), len, Advice::LinuxPopulateRead) };
-        if let Err(errno) = done
-            && errno != Errno::INVAL
-        {
-            tracing::debug!(%errno, len, "MADV_POPULATE_READ of a peer's arena");
+    /// Fills this process's page table for the payload, so that the first copy takes no faults; returns
+    /// whether it got through before `deadline`. What is left over, the copies fault in as they go, and so
+    /// they do on a kernel before 5.14. Takes no memory of its own but the page table's; one thread, since
+    /// several would wait for each other.
+    pub fn populate(&self, deadline: Instant) -> bool {
+        let len = usize::try_from(self.layout.payload).unwrap_or(0).min(self.mapping.len());
+        let page = usize::try_from(pages::base_page()).unwrap_or(1);
+        for start in (0..len).step_by(POPULATE_STEP) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            let at = self.base().as_ptr().wrapping_add(start);
+            let step = POPULATE_STEP.min(len.saturating_sub(start)).next_multiple_of(page);
+            // SAFETY: part of one mapping of ours (the payload's last page is whole); populating for reading
+            // changes no byte.
+            match unsafe { madvise(at.cast(), step, Advice::LinuxPopulateRead) } {
+                Ok(()) | Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => {
+                    tracing::debug!(%errno, start, "MADV_POPULATE_READ of a peer's arena");
+                    return false;
+                }
+            }
         }
+        true
     }
 
     /// The first byte of the mapping, to copy from. The peer may change bytes at any time: make no reference.

@@ -13,6 +13,7 @@ use rustix::{
 use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 fn arena(payload: u64) -> Arc<HostArena> {
@@ -152,6 +153,8 @@ fn an_import_outlives_its_arena() {
     let arena = arena(100);
     arena.begin(Generation::from_random(5));
     let peer = ImportedArena::map(fd(&arena), expected(&arena)).unwrap();
+    assert!(peer.populate(Instant::now() + Duration::from_secs(60)));
+    assert!(!peer.populate(Instant::now()), "a deadline in the past");
     drop(arena);
     assert_eq!(peer.observe(ShardId(0)).generation, Some(Generation::from_random(5)));
 }
@@ -265,7 +268,7 @@ fn with_enough_huge_pages_an_arena_has_them() {
             arena.copy_in((5 << 20) - 3, b"end").unwrap();
             arena.begin(Generation::from_random(3));
             let peer = ImportedArena::map(fd(&arena), expected(&arena)).unwrap();
-            peer.populate();
+            assert!(peer.populate(Instant::now() + Duration::from_secs(60)));
             assert_eq!(peer.observe(ShardId(1)).generation, Some(Generation::from_random(3)));
             assert_eq!(ftruncate(arena.as_fd(), 0), Err(Errno::PERM));
             // SAFETY: a null hint replaces no mapping; it is expected to fail.
