@@ -64,6 +64,10 @@ impl IpcMover {
 
 #[async_trait]
 impl Mover for IpcMover {
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+
     async fn observe(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Observed> {
         let enough = |seen: &Observed| seen.progress >= at_least || seen.generation != Some(self.generation);
         let started = Instant::now();

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// A failed verb.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
-    pub(crate) error: ErrorWire,
+    pub(crate) error: Box<ErrorWire>,
     pub(crate) exit: u8,
     /// Fields that stand beside `error` in the object.
     pub(crate) beside: Map<String, Value>,
@@ -27,7 +27,7 @@ impl Failure {
             remedy: None,
             message,
         };
-        Self { error, exit: 2, beside: Map::new() }
+        Self { error: Box::new(error), exit: 2, beside: Map::new() }
     }
 
     /// Puts the fields of `object` beside the error.
@@ -42,7 +42,7 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         let exit = if e.kind().is_refusal() { 3 } else { 1 };
-        Self { error: ErrorWire::from(&e), exit, beside: Map::new() }
+        Self { error: Box::new(ErrorWire::from(&e)), exit, beside: Map::new() }
     }
 }
 
@@ -54,6 +54,6 @@ impl From<flashboot_checkpoint::Error> for Failure {
             Kind::Io | Kind::Exhausted | Kind::Cancelled => 1,
             _ => 3,
         };
-        Self { error: ErrorWire::from(&Error::from(e)), exit, beside: Map::new() }
+        Self { error: Box::new(ErrorWire::from(&Error::from(e))), exit, beside: Map::new() }
     }
 }

@@ -46,7 +46,8 @@ fn main() -> ExitCode {
 fn clap_message(e: &clap::Error) -> String {
     let text = e.render().to_string();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let said = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let said =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
     let text = said.collect::<Vec<_>>().join(" ");
     text.strip_prefix("error: ").unwrap_or(&text).to_owned()
 }

@@ -14,7 +14,9 @@ impl Bar {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
         // A template that does not parse leaves the default one.
-        if let Ok(style) = ProgressStyle::with_template("{msg:10} [{bar:40}] {bytes}/{total_bytes} {binary_bytes_per_sec}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg:10} [{bar:40}] {bytes}/{total_bytes} {binary_bytes_per_sec}")
+        {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(what);

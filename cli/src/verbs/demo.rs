@@ -85,7 +85,8 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
         config.replicate.clones = CLONES;
         config.replicate.topology = topology;
         config.replicate.chunk = Chunk::Bytes(ByteSize(BLOCK));
-        let Outcome { report, error } = replicate::replicate(replicate::source(&image, None)?, &config, None)?;
+        let Outcome { report, error } =
+            replicate::replicate(replicate::source(&image, None)?, &config, None)?;
         output.text(&format!("\nreplicate {}", replicate::text(&report)))?;
         if let Some(error) = error {
             return Err(error.into());
@@ -143,12 +144,17 @@ struct Place {
 impl Place {
     fn new(keep: Option<&Path>) -> Result<Self, Failure> {
         let io = |path: &Path, e: &std::io::Error| {
-            Failure::from(Error::from_errno("mkdir", e.raw_os_error().unwrap_or(0), path.display().to_string()))
+            Failure::from(Error::from_errno(
+                "mkdir",
+                e.raw_os_error().unwrap_or(0),
+                path.display().to_string(),
+            ))
         };
         match keep {
-            Some(path) if path.exists() => {
-                Err(Failure::usage(format!("--keep {}: already exists; name a new directory", path.display())))
-            }
+            Some(path) if path.exists() => Err(Failure::usage(format!(
+                "--keep {}: already exists; name a new directory",
+                path.display()
+            ))),
             Some(path) => {
                 std::fs::create_dir_all(path).map_err(|e| io(path, &e))?;
                 Ok(Self { path: path.to_owned(), temporary: None })

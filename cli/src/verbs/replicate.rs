@@ -116,7 +116,9 @@ pub(crate) fn run(args: &ReplicateArgs, config: &Config, output: Output) -> Resu
     if let Some(kill) = args.kill {
         let chunks = source.digests.values().len();
         if kill.rank > config.replicate.clones || chunks == 0 {
-            return Err(Failure::usage(format!("--kill {kill}: there is no such clone, or nothing to verify")));
+            return Err(Failure::usage(format!(
+                "--kill {kill}: there is no such clone, or nothing to verify"
+            )));
         }
     }
     let Outcome { report, error } = replicate(source, config, args.kill)?;
@@ -201,7 +203,9 @@ fn forward(_rank: u32, line: &str) {
 pub(super) fn runtime(paused: bool) -> Result<Runtime, Failure> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(paused);
-    builder.build().map_err(|e| Error::from_errno("epoll_create", e.raw_os_error().unwrap_or(0), "a runtime").into())
+    builder
+        .build()
+        .map_err(|e| Error::from_errno("epoll_create", e.raw_os_error().unwrap_or(0), "a runtime").into())
 }
 
 /// The table.
@@ -218,7 +222,8 @@ pub(super) fn text(report: &Report) -> String {
         flashboot_core::ByteSize(report.chunk_bytes),
         if report.verify { "every block verified" } else { "NOT VERIFIED (--no-verify)" },
     );
-    let tail = report.tail_ms.map_or_else(|| "no clone became ready".into(), |ms| format!("tail {}", human::ms(ms)));
+    let tail =
+        report.tail_ms.map_or_else(|| "no clone became ready".into(), |ms| format!("tail {}", human::ms(ms)));
     let _ = writeln!(
         text,
         "set-up {} (seed: arena {}, load {}), {tail}{}",

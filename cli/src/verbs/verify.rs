@@ -31,7 +31,10 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure
 pub(super) fn text(report: &VerifyReport, took: Duration) -> String {
     let (bytes, paced) = (human::bytes(report.bytes), paced(report.bytes, took));
     if report.ok {
-        return format!("verified  {bytes}, every block is what it was, {paced}\n          id {}\n", short(&report.id));
+        return format!(
+            "verified  {bytes}, every block is what it was, {paced}\n          id {}\n",
+            short(&report.id)
+        );
     }
     let mut text = format!(
         "DAMAGED   {} of {bytes} do not match: pack or fetch the image again\n",
