@@ -249,7 +249,11 @@ impl Endpoints {
                 }
             }
             match exchange.import(locator, Arc::clone(into), timeout).await {
-                Ok(mover) => return Ok(Imported { mover, transport: *name, passed }),
+                Ok(mover) => {
+                    // What comes later in the order was not passed over but not needed.
+                    passed.retain(|p| p.name < *name);
+                    return Ok(Imported { mover, transport: *name, passed });
+                }
                 Err(e) => {
                     pass(e.to_string(), e.remedy().unwrap_or_default());
                     errors.push(e);

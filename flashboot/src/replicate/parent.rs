@@ -16,7 +16,8 @@ use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};
 use std::{
     collections::VecDeque,
-    os::unix::process::ExitStatusExt as _,
+    fs::Permissions,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
     path::Path,
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -81,8 +82,8 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
 }
 
 fn run_directory(parent: &Path) -> Result<tempfile::TempDir> {
-    // Of mode 0700: tempfile sees to it.
-    tempfile::Builder::new().prefix("flashboot-").tempdir_in(parent).map_err(|e| {
+    let private = Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix("flashboot-").permissions(private).tempdir_in(parent).map_err(|e| {
         let detail = format!("a directory for sockets in {}", parent.display());
         Error::from_errno("mkdir", e.raw_os_error().unwrap_or(0), detail)
             .with_remedy("point TMPDIR at a directory that can be written")
