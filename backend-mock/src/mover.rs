@@ -79,10 +79,10 @@ impl Mover for MockMover {
             }
             tokio::select! {
             biased;
-                           _ = changes.changed() => time::sleep(self.network.0.config.latency).await,
-                           _ = deaths.changed() => {}
-                           () = time::sleep_until(until) => {}
-                       }
+                       _ = changes.changed() => time::sleep(self.network.0.config.latency).await,
+                       _ = deaths.changed() => {}
+                       () = time::sleep_until(until) => {}
+                   }
         }
     }
 
@@ -199,10 +199,10 @@ impl Transfer {
             let mut deaths = self.network.0.deaths.subscribe();
             tokio::select! {
             biased;
-                           () = time::sleep(config.time_of(block.len())) => {}
-                           _ = self.cancelled.wait_for(|cancelled| *cancelled) => return cancelled(),
-                           _ = deaths.wait_for(|_| self.network.is_dead(host)) => return Err(gone(host)),
-                       }
+                       () = time::sleep(config.time_of(block.len())) => {}
+                       _ = self.cancelled.wait_for(|cancelled| *cancelled) => return cancelled(),
+                       _ = deaths.wait_for(|_| self.network.is_dead(host)) => return Err(gone(host)),
+                   }
             self.copy(block);
             at = block.end;
         }

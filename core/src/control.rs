@@ -156,10 +156,10 @@ impl<W: Words> ControlBlock<W> {
     /// One look: everything read from the payload before this call belongs to the generation returned, and
     /// `progress` bytes of `shard` may be read after it. A shard past the last has no progress.
     pub fn observe(&self, shard: ShardId) -> Observed {
-        self.words.fence();
         let before = self.words.load(OFFSET_GENERATION);
         let progress = if shard.0 < self.shards { self.words.load(progress_offset(shard)) } else { 0 };
-        // A word read between two different generations belongs to neither.
+        // Orders what was read before, payload bytes and the word, before the second look at the generation: a
+        // word read between two different generations belongs to neither.
         self.words.fence();
         let after = self.words.load(OFFSET_GENERATION);
         if before == after {

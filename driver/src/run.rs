@@ -227,9 +227,9 @@ impl Driver<'_> {
         let happened = match (&mut self.watch, idle) {
             (Some(watch), false) => tokio::select! {
             biased;
-                           happened = watch => { self.watch = None; Some(happened) }
-                           happened = self.tasks.next() => happened,
-                       },
+                       happened = watch => { self.watch = None; Some(happened) }
+                       happened = self.tasks.next() => happened,
+                   },
             (Some(watch), true) => {
                 let happened = watch.await;
                 self.watch = None;
