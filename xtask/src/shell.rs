@@ -3,12 +3,14 @@
 use anyhow::{Context as _, Result, bail};
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
+    path::Path,
     process::{Command, Stdio},
 };
 
 /// The command as a person would type it, without environment and folder.
 pub(crate) fn line(command: &Command) -> String {
-    std::iter::once(command.get_program())
+    let program = Path::new(command.get_program());
+    std::iter::once(program.file_name().unwrap_or(program.as_os_str()))
         .chain(command.get_args())
         .map(|word| word.to_string_lossy())
         .collect::<Vec<_>>()

@@ -77,7 +77,7 @@ impl Stage {
     fn row(&self) -> String {
         let (verdict, reason) = match &self.end {
             Ok(Outcome::Passed) => ("passed", String::new()),
-            Ok(Outcome::Skipped(reason)) => ("ignored", format!(", {reason}")),
+            Ok(Outcome::Skipped(reason)) => ("skipped", format!(": {reason}")),
             Err(_) => ("FAILED", String::new()),
         };
         format!("{:>8.1} s  {:<28} {verdict}{reason}", self.took.as_secs_f64(), self.name)
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_run_is_shown_as_ignored_with_its_reason_and_never_counted_as_passed() {
+    fn what_cannot_run_is_shown_as_skipped_with_its_reason_and_never_counted_as_passed() {
         let mut stages = Stages::default();
         assert!(stages.run("a", || Ok(Outcome::Passed)));
         assert!(!stages.run("b", || Ok(Outcome::Skipped("no nightly".into()))));
@@ -97,7 +97,7 @@ mod tests {
         assert!(!stages.run("c", || anyhow::bail!("first\nsecond")));
         assert!(!stages.ok());
         let summary = stages.summary();
-        assert!(summary.contains("b                            ignored, no nightly\n"), "{summary}");
+        assert!(summary.contains("b                            skipped: no nightly\n"), "{summary}");
         assert!(summary.contains("FAILED\n            first\n"), "{summary}");
         assert_eq!(summary.lines().last(), Some("1 passed, 1 failed, 1 skipped"));
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the whole suite, and everything it needs that a machine with the Rust toolchain, a C
 //! compiler and Python 3 does not have.
 //!
-//! Every stage is timed. What cannot run here is shown as ignored with its reason. The last line is
+//! Every stage is timed. What cannot run here is shown as skipped with its reason. The last line is
 //! `N passed, N failed, N skipped`, counting stages.
 
 mod cache;

@@ -79,7 +79,7 @@ fn check_hygiene(workspace: &Workspace) -> Result<Outcome> {
 
 fn check_deny(workspace: &Workspace) -> Result<Outcome> {
     if !shell::succeeds(&mut workspace.cargo("deny --version")) {
-        return Ok(Outcome::Skipped("skipped: cargo-deny not installed".into()));
+        return Ok(Outcome::Skipped("cargo-deny not installed".into()));
     }
     // Advisories need their database from the network; the other checks do not.
     shell::quiet(&mut workspace.cargo("deny --workspace check bans licenses sources"))?;

@@ -13,7 +13,8 @@ use std::{
 };
 
 const LOCK: &str = "xtask/python/requirements.lock";
-/// `make_reference_models.py OUTDIR` makes every model the tests compare with; the same each time it runs.
+/// `make_reference_models.py OUTDIR` makes every model the tests compare with in a folder that is there and
+/// empty; the same each time it runs.
 pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
 /// What the environment is for; also what it must be able to do to count as whole.
 const IMPORTS: &str = "import accelerate, safetensors.torch, torch, transformers";
