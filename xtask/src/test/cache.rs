@@ -50,13 +50,25 @@ pub(crate) fn get_or_make(
         }
         fs::remove_dir_all(&done)?;
     }
-    let part = cache.join(format!("{name}.part"));
-    if part.exists() {
-        fs::remove_dir_all(&part)?;
-    }
+    // We hold the lock, so any part that is there was left by a run that was killed.
+    remove_parts(cache, name)?;
+    let part = cache.join(format!("{name}.part-{}", std::process::id()));
     make(&part)?;
     fs::rename(&part, &done).with_context(|| format!("renaming {} into place", part.display()))?;
     Ok(done)
+}
+
+/// Removes what it can: a child that outlived its run may still be writing to the part of that run, which
+/// harms nobody, since every run's part has a name of its own.
+fn remove_parts(cache: &Path, name: &str) -> Result<()> {
+    let prefix = format!("{name}.part-");
+    for entry in fs::read_dir(cache)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -83,8 +95,10 @@ mod tests {
             },
         );
         assert_eq!(broken.unwrap_err().to_string(), "cut");
+        fs::create_dir(cache.path().join("a.part-0")).unwrap();
         let made = get_or_make(cache.path(), "a", |_| true, |at| write(at, "whole")).unwrap();
         assert_eq!(fs::read_to_string(made.join("x")).unwrap(), "whole");
+        assert!(!cache.path().join("a.part-0").exists(), "a killed run's part is removed");
         let again = get_or_make(cache.path(), "a", |_| true, |_| bail!("made twice")).unwrap();
         assert_eq!(again, made);
         get_or_make(cache.path(), "a", |_| false, |at| write(at, "new")).unwrap();

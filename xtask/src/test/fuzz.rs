@@ -5,7 +5,7 @@
 //! toolchain and a C++ compiler (libFuzzer is C++) are all that is needed.
 
 use crate::{shell, workspace::Workspace};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use std::{fs, process::Command};
 
 const MANIFEST: &str = "fuzz/Cargo.toml";
@@ -50,20 +50,21 @@ pub(crate) fn build(workspace: &Workspace) -> Result<Built> {
 /// that did it stays in `fuzz/artifacts/`.
 pub(crate) fn run(workspace: &Workspace, built: &Built, target: &str) -> Result<()> {
     // libFuzzer adds what it finds to the first folder: a fresh one, so that every run begins the same.
-    let found = workspace.path(format!("target/fuzz/found/{target}"));
-    if found.exists() {
-        fs::remove_dir_all(&found)?;
+    let found = format!("target/fuzz/found/{target}");
+    if workspace.path(&found).exists() {
+        fs::remove_dir_all(workspace.path(&found))?;
     }
-    fs::create_dir_all(&found)?;
-    let artifacts = workspace.path(format!("fuzz/artifacts/{target}/"));
-    fs::create_dir_all(&artifacts)?;
-    let seeds = workspace.path(format!("fuzz/seeds/{target}"));
-    fs::metadata(&seeds).with_context(|| format!("{target} has no seeds in fuzz/seeds/{target}"))?;
-    let binary = workspace.path(format!("target/fuzz/{}/release/{target}", built.host));
-    let mut fuzz = Command::new(binary);
-    fuzz.arg(found).arg(seeds).args(["-seed=1", "-timeout=10", "-rss_limit_mb=1024", "-verbosity=0"]);
-    fuzz.arg(format!("-max_total_time={SECONDS}"));
-    fuzz.arg(format!("-artifact_prefix={}", artifacts.display()));
-    shell::quiet(&mut fuzz)?;
+    fs::create_dir_all(workspace.path(&found))?;
+    let artifacts = format!("fuzz/artifacts/{target}/");
+    fs::create_dir_all(workspace.path(&artifacts))?;
+    let seeds = format!("fuzz/seeds/{target}");
+    if !workspace.path(&seeds).is_dir() {
+        bail!("{target} has no seeds: put a few inputs into {seeds}");
+    }
+    let mut fuzz = Command::new(workspace.path(format!("target/fuzz/{}/release/{target}", built.host)));
+    fuzz.current_dir(workspace.root()).args([&found, &seeds]);
+    fuzz.args(["-seed=1", "-timeout=10", "-rss_limit_mb=1024", "-verbosity=0"]);
+    fuzz.arg(format!("-max_total_time={SECONDS}")).arg(format!("-artifact_prefix={artifacts}"));
+    shell::quiet(&mut fuzz).with_context(|| format!("an input broke {target}; it is in {artifacts}"))?;
     Ok(())
 }
