@@ -78,10 +78,11 @@ impl Mover for MockMover {
                 return Ok(seen);
             }
             tokio::select! {
-                _ = changes.changed() => time::sleep(self.network.0.config.latency).await,
-                _ = deaths.changed() => {}
-                () = time::sleep_until(until) => {}
-            }
+            biased;
+                       _ = changes.changed() => time::sleep(self.network.0.config.latency).await,
+                       _ = deaths.changed() => {}
+                       () = time::sleep_until(until) => {}
+                   }
         }
     }
 
@@ -197,10 +198,11 @@ impl Transfer {
             let block = ByteRange::new(at, at.saturating_add(step).min(range.end));
             let mut deaths = self.network.0.deaths.subscribe();
             tokio::select! {
-                () = time::sleep(config.time_of(block.len())) => {}
-                _ = self.cancelled.wait_for(|cancelled| *cancelled) => return cancelled(),
-                _ = deaths.wait_for(|_| self.network.is_dead(host)) => return Err(gone(host)),
-            }
+            biased;
+                       () = time::sleep(config.time_of(block.len())) => {}
+                       _ = self.cancelled.wait_for(|cancelled| *cancelled) => return cancelled(),
+                       _ = deaths.wait_for(|_| self.network.is_dead(host)) => return Err(gone(host)),
+                   }
             self.copy(block);
             at = block.end;
         }

@@ -63,7 +63,8 @@ impl Network {
         state.exports.len() + state.movers
     }
 
-    pub(crate) fn is_dead(&self, host: u32) -> bool {
+    /// Whether `host` was killed, by [`kill`](Self::kill) or by a fault.
+    pub fn is_dead(&self, host: u32) -> bool {
         self.state().dead.contains(&host)
     }
 

@@ -3,7 +3,8 @@
 //!
 //! The machine decides, this crate waits. It is generic over the transport (a [`Mover`] per source) and runs
 //! on any tokio runtime, the paused clock of the mock's included. It must never decide anything about
-//! sources, order or repair: that is the machine's.
+//! sources, order or repair: that is the machine's. Its selects are biased, so that on a virtual clock one seed
+//! is one history.
 #![forbid(unsafe_code)]
 
 mod pull;

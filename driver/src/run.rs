@@ -226,9 +226,10 @@ impl Driver<'_> {
         let idle = self.tasks.is_empty();
         let happened = match (&mut self.watch, idle) {
             (Some(watch), false) => tokio::select! {
-                happened = watch => { self.watch = None; Some(happened) }
-                happened = self.tasks.next() => happened,
-            },
+            biased;
+                       happened = watch => { self.watch = None; Some(happened) }
+                       happened = self.tasks.next() => happened,
+                   },
             (Some(watch), true) => {
                 let happened = watch.await;
                 self.watch = None;

@@ -417,3 +417,57 @@ fn a_source_read_to_the_end_is_let_go() {
     let out = m.handle(T0, Event::Verified { source: PeerId(2), chunk });
     assert!(out.contains(&Command::Detach { source: PeerId(2) }), "{out:?}");
 }
+
+#[test]
+fn a_source_that_came_back_is_asked_again_what_it_has() {
+    let (mut m, _) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    m.handle(T0, Event::Attached { source: SEED });
+    m.handle(T0, lost(SEED));
+    m.handle(T0, Event::Reassigned { lost: SEED, source: Some(SEED) });
+    m.handle(T0, lost(SEED));
+    m.handle(T0, Event::Reassigned { lost: SEED, source: Some(OTHER) });
+    m.handle(T0, Event::Attached { source: OTHER });
+    assert_eq!(
+        m.handle(T0, seen(OTHER, 2048)).len(),
+        2,
+        "one chunk is there: a pull, and a watch for the next"
+    );
+    let cause = Error::new(Kind::Cancelled, "pull", "cancelled");
+    let chunk = geometry(3 * 2048, 1).chunk_at(ShardId(0), 0).unwrap();
+    m.handle(T0, lost(OTHER));
+    m.handle(T0, Event::Failed { source: OTHER, chunk, cause });
+    m.handle(T0, Event::Reassigned { lost: OTHER, source: Some(OTHER) });
+    let out = m.handle(T0, Event::Attached { source: OTHER });
+    assert!(
+        matches!(out[..], [Command::Watch { at_least: 2048, .. }]),
+        "what it had before counts no more: {out:?}"
+    );
+}
+
+#[test]
+fn an_answer_of_another_source_is_no_answer() {
+    let (mut m, chunks) = chain_clone(1);
+    m.handle(T0, Event::Start);
+    m.handle(T0, Event::Attached { source: SEED });
+    m.handle(T0, seen(SEED, 2048));
+    assert_eq!(m.handle(T0, Event::Verified { source: OTHER, chunk: chunks[0] }), []);
+    let out = m.handle(T0, Event::Verified { source: SEED, chunk: chunks[0] });
+    assert_eq!(out.last(), Some(&Command::Complete));
+    assert_eq!(m.handle(T0, Event::Verified { source: SEED, chunk: chunks[0] }), [], "nor is a second one");
+}
+
+#[test]
+fn store_and_forward_waits_for_the_whole_shard() {
+    let geometry = geometry(2 * 3 * 2048, 2);
+    let waits_for = |schedule| {
+        let mut m = Replica::new(Assignment::of(schedule, 1, geometry), Policy::default());
+        m.handle(T0, Event::Start);
+        match m.handle(T0, Event::Attached { source: SEED })[..] {
+            [Command::Watch { at_least, .. }] => at_least,
+            ref out => panic!("{out:?}"),
+        }
+    };
+    assert_eq!(waits_for(Schedule::WholeChunkRing { nodes: 2 }), 3 * 2048);
+    assert_eq!(waits_for(Schedule::Ring { nodes: 2 }), 2048);
+}
