@@ -1,5 +1,5 @@
 //! Peers that break the protocol, on either side: typed refusals, bounded waits, nobody else delayed.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::type_complexity, missing_docs)]
 
 mod common;
 use common::*;

@@ -239,7 +239,7 @@ fn leaks(args: &[String]) {
             let mut wrong = locator.clone();
             wrong.generation = Generation::from_random(1);
             assert!(exchange.import(&wrong, arena(PAYLOAD), PATIENCE).await.is_err());
-            if index % 2 == 0 {
+            if index.is_multiple_of(2) {
                 pull_published(&*mover).await;
             }
         };
