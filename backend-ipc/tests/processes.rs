@@ -87,7 +87,15 @@ impl Role {
 
     fn run(mut command: Command, role: &str, args: &[&str]) -> Self {
         command.args(args).env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        let until = Instant::now() + PATIENCE;
+        let mut child = loop {
+            match command.spawn() {
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                spawned => break spawned.unwrap(),
+            }
+        };
         let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, stdin, stdout }
     }
@@ -396,7 +404,9 @@ impl Stage {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         let binary = dir.path().join("test");
-        std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+        // A copy is busy while another test forks with it open for writing; a link never is.
+        let own = std::env::current_exe().unwrap();
+        std::fs::hard_link(&own, &binary).or_else(|_| std::fs::copy(&own, &binary).map(drop)).unwrap();
         std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
         let stage = Self { dir, binary };
         std::fs::create_dir(stage.path("nobody")).unwrap();
