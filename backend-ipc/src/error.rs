@@ -35,7 +35,7 @@ impl Refusal {
             Self::StaleGeneration => (Kind::StaleGeneration, "fetch a fresh locator from the exporter"),
             Self::Malformed => (Kind::Protocol, "run the same release on both sides"),
             Self::Version => (Kind::Mismatch, "run the same release on both sides"),
-            Self::Full => (Kind::Exhausted, "try again later, or raise the exporter's max_readers"),
+            Self::Full => (Kind::Busy, "try again later, or raise the exporter's max_readers"),
         };
         Error::new(kind, "import", format!("the exporter refuses: {said}"))
             .with_peer(peer)

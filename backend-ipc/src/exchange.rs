@@ -17,6 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Beyond any real arena; it keeps a caller's endless timeout within the clock's range.
+const LONGEST_POPULATE: Duration = Duration::from_secs(3600);
+
 /// An `ipc` endpoint. Its socket is there until the exchange and every export of it are dropped.
 #[derive(Debug)]
 pub struct IpcExchange {
@@ -139,9 +142,8 @@ impl IpcExchange {
         let task = tokio::task::spawn_blocking(move || {
             let dialled = dial(&locator, &policy, started, timeout)?;
             if populate {
-                let left = timeout.saturating_sub(started.elapsed());
-                let until = Instant::now().checked_add(left / 2);
-                dialled.arena.populate(until.unwrap_or_else(Instant::now));
+                let left = timeout.saturating_sub(started.elapsed()).min(LONGEST_POPULATE);
+                dialled.arena.populate(Instant::now() + left / 2);
             }
             Ok(dialled)
         });

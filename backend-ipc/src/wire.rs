@@ -157,6 +157,24 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(mut frame in prop::collection::vec(any::<u8>(), 0..700), ours: bool) {
+            if ours {
+                let head = [&PROTOCOL_MAGIC.to_le_bytes()[..], &PROTOCOL_VERSION.to_le_bytes()].concat();
+                frame.splice(..head.len().min(frame.len()), head);
+            }
+            let _ = Request::decode(&frame);
+            if let Ok(reply) = Reply::decode(&frame) {
+                prop_assert!(frame.len() <= MAX_REPLY);
+                if let Err((_, text)) = reply.status {
+                    prop_assert!(!text.chars().any(char::is_control));
+                }
+            }
+        }
+    }
 
     #[test]
     fn frames_read_back() {

@@ -11,7 +11,7 @@ use crate::{
     words::MappedWords,
 };
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, Error, Generation, Kind, Location, Observed, Result, ShardId,
+    Arena, ArenaSpec, ByteRange, ByteSize, Error, Generation, Kind, Location, Observed, Result, ShardId,
     claims::Claim,
     control::{ControlBlock, Header},
 };
@@ -28,6 +28,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+/// As it shows in `/proc/PID/maps`.
+const NAME: &str = "flashboot-arena";
 
 /// Host memory that holds one rank image and that peers map read-only.
 ///
@@ -74,6 +77,9 @@ impl HostArena {
                 let bytes = found?;
                 Self::make(spec, config, Pages { bytes, huge: true, why: "asked for".into() })
             }
+            (PageKind::Auto, Ok(bytes)) if spec.payload < bytes => {
+                base(format!("the payload is smaller than a huge page of {}", ByteSize(bytes)))
+            }
             (PageKind::Auto, Ok(bytes)) => {
                 let why = "enough huge pages are free".to_owned();
                 match Self::make(spec, config, Pages { bytes, huge: true, why }) {
@@ -96,10 +102,7 @@ impl HostArena {
         if !pages.huge {
             budget::admit(layout.capacity)?;
         }
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let flags = if pages.huge { flags | MemfdFlags::HUGETLB } else { flags };
-        let fd = memfd_create("flashboot-arena", flags)
-            .map_err(|errno| failed("memfd_create", errno, "making an arena's memfd"))?;
+        let fd = make_memfd(pages.huge)?;
         ftruncate(&fd, layout.capacity).map_err(|errno| {
             failed("ftruncate", errno, format!("sizing a memfd to {} bytes", layout.capacity))
         })?;
@@ -335,6 +338,15 @@ fn offset(n: u64) -> Result<usize> {
         .map_err(|_| Error::new(Kind::Exhausted, "mmap", format!("{n} bytes exceed the address space")))
 }
 
+/// A sealable memfd that nobody can execute. Kernels before 6.3 do not know the second wish.
+fn make_memfd(huge: bool) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let flags = if huge { flags | MemfdFlags::HUGETLB } else { flags };
+    memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|errno| if errno == Errno::INVAL { memfd_create(NAME, flags) } else { Err(errno) })
+        .map_err(|errno| failed("memfd_create", errno, "making an arena's memfd"))
+}
+
 /// The size of the system's huge pages when enough of them are there for `spec`.
 fn huge_pages(spec: ArenaSpec, node: Option<u32>) -> Result<u64> {
     let unavailable = |detail: String| Error::new(Kind::Unavailable, "huge pages", detail);
@@ -347,7 +359,7 @@ fn huge_pages(spec: ArenaSpec, node: Option<u32>) -> Result<u64> {
         let whole = found.total.saturating_add(needed - found.available);
         return Err(unavailable(format!(
             "{needed} huge pages of {} are needed, {} are free",
-            flashboot_core::ByteSize(found.bytes),
+            ByteSize(found.bytes),
             found.available
         ))
         .with_remedy(format!("reserve them: sysctl vm.nr_hugepages={whole}")));
