@@ -1,6 +1,7 @@
 //! `model.safetensors.index.json`: which shard each tensor is said to be in. Pure: takes bytes.
 
-use crate::error::{Error, FieldProblem, Result};
+use crate::cause::FieldProblem;
+use crate::error::{Error, Result};
 use serde::de::{self, DeserializeSeed, Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use std::{collections::HashMap, fmt, path::Path};
 

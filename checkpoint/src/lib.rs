@@ -9,6 +9,7 @@
 
 mod aliases;
 mod blocks;
+mod cause;
 mod config;
 mod diff;
 mod direct;
@@ -28,9 +29,10 @@ mod unpack;
 mod verify;
 
 pub use blocks::Progress;
+pub use cause::{FieldProblem, IoCause, Names};
 pub use config::ModelConfig;
 pub use diff::{DiffReport, Difference, DifferenceKind, diff};
-pub use error::{Error, FieldProblem, IoCause, Names, Result};
+pub use error::{Error, Result};
 pub use experts::place;
 pub use header::Header;
 pub use image::{

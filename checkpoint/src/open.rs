@@ -1,7 +1,8 @@
 //! From a path to a checkpoint: which files belong to it, that each is sound, and that they agree.
 
+use crate::cause::Names;
 use crate::config::ModelConfig;
-use crate::error::{Error, Names, Result};
+use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::index::Index;
 use crate::source::{Identity, Source};

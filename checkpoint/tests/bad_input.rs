@@ -1,5 +1,6 @@
 //! What goes wrong outside the header: indices, directories, damaged images. Each is a typed error that names
 //! what is wrong, and leaves nothing behind. (Permissions, full disks and kills: `processes.rs`.)
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 mod support;
 

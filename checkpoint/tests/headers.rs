@@ -1,5 +1,6 @@
 //! The table of headers, `cases/headers.jsonl`: each case's verdict is a test, each refusal its typed error, and
 //! each accepted file goes through an image and comes back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 mod support;
 

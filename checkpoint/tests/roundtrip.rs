@@ -1,4 +1,5 @@
 //! pack → verify → unpack gives the checkpoint back, whatever the model; the image is what the format says.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 mod support;
 

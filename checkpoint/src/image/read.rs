@@ -4,7 +4,8 @@
 use super::id::{METADATA, OPENING, parse_hash, unseal};
 use super::metadata::{Coordinate, Metadata, RankEntry};
 use super::table::RankTable;
-use crate::error::{Error, FieldProblem, Result};
+use crate::cause::FieldProblem;
+use crate::error::{Error, Result};
 use crate::source::Source;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

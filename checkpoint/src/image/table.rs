@@ -3,7 +3,8 @@
 //! Parsing bounds everything by the payload: what a table holds after [`RankTable::parse`] can be read without
 //! another check.
 
-use crate::error::{Error, FieldProblem, Result};
+use crate::cause::FieldProblem;
+use crate::error::{Error, Result};
 use crate::tensors::{Tensors, strides};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
