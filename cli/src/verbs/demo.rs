@@ -46,6 +46,7 @@ struct Demo {
 }
 
 pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let place = Place::new(args.keep.as_deref())?;
     let model = match &args.model {
         Some(path) => path.clone(),
         None => fetch::model(config.cache.as_deref(), output)?,
@@ -60,7 +61,6 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
         inspect::dtypes(&inspection),
     ))?;
 
-    let place = Place::new(args.keep.as_deref())?;
     let (image_dir, back) = (place.path.join("image"), place.path.join("unpacked"));
     let began = Instant::now();
     let checkpoint = Checkpoint::open(&model, &options)?;

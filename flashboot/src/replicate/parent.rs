@@ -154,12 +154,37 @@ impl Parent {
                 return Err(self.late("set-up", limit, |known| known.mapped.is_some()));
             };
             match news {
-                Some(News::Exited(rank, status)) => return Err(self.death(rank, status).await),
+                Some(News::Exited(rank, status)) => {
+                    let death = self.death(rank, status).await;
+                    return Err(self.cause(death).await);
+                }
                 Some(news) => self.note(news),
                 None => return Err(lost_touch()),
             }
         }
         Ok(())
+    }
+
+    /// What `death` followed from: a rank that failed takes its readers with it, and one of them may be heard
+    /// of first.
+    async fn cause(&self, death: Error) -> Error {
+        if death.kind() != Kind::SourceLost {
+            return death;
+        }
+        for rank in 0..self.job.ranks() {
+            if let Some(error) = self.failed(rank).await
+                && error.kind() != Kind::SourceLost
+            {
+                return error;
+            }
+        }
+        death
+    }
+
+    /// What `rank` says it failed with.
+    async fn failed(&self, rank: Rank) -> Option<Error> {
+        let said = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await;
+        said.ok().flatten().map(|wire| wire.into_error(&who(rank)))
     }
 
     /// Until every clone is ready or gone. Returns the first failure that was not asked for.

@@ -6,7 +6,7 @@ use super::{
     load,
     peers::{Peers, explained},
 };
-use crate::registry::Endpoints;
+use crate::{registry::Endpoints, wire::ErrorWire};
 use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, schedule::Rank};
 use flashboot_driver::{Limits, Observer, replicate};
 use flashboot_rendezvous::Board;
@@ -47,6 +47,19 @@ impl Seat {
         let locators: Vec<_> = exports.iter().map(|export| export.locator().encode()).collect();
         job::put(&*self.board, &job::name(About::Locators, self.rank), &locators).await?;
 
+        let done = self.part().await;
+        if let Err(e) = &done {
+            // Before the exports go: what others lose by that is not the cause.
+            job::put(&*self.board, &job::name(About::Failed, self.rank), &ErrorWire::from(e)).await?;
+        }
+        drop(exports);
+        done
+    }
+
+    async fn part(&mut self) -> Result<()> {
+        let settings = &self.job.settings;
+        // Readers are served by the endpoints' own threads meanwhile.
+        let patience = settings.setup_timeout.saturating_add(settings.transfer_timeout);
         if self.rank == 0 {
             let began = self.clock.now();
             self.fill()?;
@@ -56,11 +69,7 @@ impl Seat {
         } else {
             self.clone_it().await?;
         }
-        // Readers are served by the endpoints' own threads meanwhile.
-        let patience = settings.setup_timeout.saturating_add(settings.transfer_timeout);
-        self.board.wait(job::DONE, patience).await?;
-        drop(exports);
-        Ok(())
+        self.board.wait(job::DONE, patience).await.map(drop)
     }
 
     /// The seed's part: the image from disk, every block verified, then all of it published at once.
