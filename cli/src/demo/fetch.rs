@@ -147,7 +147,7 @@ fn step(command: &mut Command) -> Result<(), String> {
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < until && !interrupt::asked() => {
-                thread::sleep(Duration::from_millis(20))
+                thread::sleep(Duration::from_millis(20));
             }
             Ok(None) => {
                 // It may have exited just now.

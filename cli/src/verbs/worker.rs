@@ -7,6 +7,7 @@ use flashboot::{
     replicate::{WorkerArgs, worker},
 };
 use std::{path::PathBuf, process::ExitCode};
+use tracing::debug;
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerVerb {
@@ -28,6 +29,12 @@ pub(crate) fn run(args: WorkerVerb) -> Result<ExitCode, Failure> {
     let done = runtime.block_on(worker(WorkerArgs { board, rank }));
     // Do not wait for anything a transport left running.
     runtime.shutdown_background();
-    done?;
-    Ok(ExitCode::SUCCESS)
+    Ok(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The parent has it from the board and says it.
+            debug!(%error, "this rank failed");
+            ExitCode::FAILURE
+        }
+    })
 }

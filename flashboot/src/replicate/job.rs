@@ -104,6 +104,8 @@ pub(crate) struct Mapped {
 pub(crate) struct Ready {
     /// Moment of the commit, on the host's clock.
     pub(crate) at: Duration,
+    /// Processor time from the release to the commit.
+    pub(crate) processor: Duration,
     pub(crate) transfer: Duration,
     pub(crate) verify: Duration,
     pub(crate) bytes: u64,

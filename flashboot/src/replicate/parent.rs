@@ -11,8 +11,12 @@ use super::{
     peers::who,
     report::{self, Known, Setting},
 };
-use crate::{config::Choice, wire::ErrorWire};
+use crate::{
+    config::{Choice, Pages},
+    wire::ErrorWire,
+};
 use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
+use flashboot_memory::{budget, pages::HugePages};
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};
 use std::{
     collections::VecDeque,
@@ -67,6 +71,7 @@ struct Parent {
 
 pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
     let began = Clock::Host.now();
+    admit(&job)?;
     let directory = run_directory(&request.workers.directory)?;
     let path = directory.path().join("board");
     let server = BoardServer::bind(&path)?;
@@ -79,6 +84,16 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
         debug!(%error, "the run's directory was not removed");
     }
     outcome
+}
+
+/// Refuses what cannot be: each rank asks for its own memory, but they ask at the same time.
+fn admit(job: &Job) -> Result<()> {
+    let huge = HugePages::read(job.memory.numa_node).is_some_and(|pages| pages.available > 0);
+    if huge || job.memory.pages == Pages::Huge {
+        // Of a pool of their own; an arena that does not get them says so.
+        return Ok(());
+    }
+    budget::admit(job.bytes.saturating_mul(u64::from(job.ranks())))
 }
 
 fn run_directory(parent: &Path) -> Result<tempfile::TempDir> {

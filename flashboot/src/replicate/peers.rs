@@ -126,8 +126,8 @@ impl Peers {
     }
 }
 
-/// A mover that is let go of on a thread of its own: to unmap 1 GiB of 4 KiB pages takes some 27 ms, and the
-/// commit does not wait for it.
+/// A mover that is let go of on a thread of its own, which yields to everybody who copies: to unmap 1 GiB of 4 KiB
+/// pages takes some 27 ms of a core, and neither the commit nor the clones further down wait for it.
 #[derive(Debug)]
 struct LetGo(Option<Box<dyn Mover>>, Generation);
 
@@ -161,8 +161,13 @@ impl Mover for LetGo {
 impl Drop for LetGo {
     fn drop(&mut self) {
         let Some(mover) = self.0.take() else { return };
+        let let_go = move || {
+            // Of this thread only; where it may not be, the unmap competes.
+            let _ = rustix::process::setpriority_process(None, 19);
+            drop(mover);
+        };
         // Without a thread it is dropped with the closure, here, and the commit waits.
-        let _ = std::thread::Builder::new().name("flashboot-unmap".into()).spawn(move || drop(mover));
+        let _ = std::thread::Builder::new().name("flashboot-unmap".into()).spawn(let_go);
     }
 }
 

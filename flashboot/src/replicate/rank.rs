@@ -106,6 +106,7 @@ impl Seat {
 
         let (clock, board, rank, limit) =
             (self.clock, Arc::clone(&self.board), self.rank, self.job.settings.transfer_timeout);
+        let used = clock.processor();
         let done = replicate(work, Arc::<Peers>::clone(&peers), &mut *self.observer);
         let report = tokio::time::timeout(limit, done).await.map_err(|_| {
             Error::new(Kind::Deadline, "replicate", format!("not complete within {limit:?} of the release"))
@@ -114,6 +115,7 @@ impl Seat {
         let report = report.map_err(|e| explained(e, &peers))?;
         let ready = Ready {
             at,
+            processor: clock.processor().saturating_sub(used),
             transfer: report.transfer,
             verify: report.verify,
             bytes: report.bytes,

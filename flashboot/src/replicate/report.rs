@@ -82,6 +82,8 @@ pub struct CloneReport {
     pub ready_ms: Option<f64>,
     /// Bytes ÷ `ready_ms`.
     pub bytes_per_s: Option<f64>,
+    /// Processor time from the release to the commit, of all its threads; 0 where ranks share a process.
+    pub processor_ms: Option<f64>,
     /// Chunks pulled and kept.
     pub chunks: u64,
     /// Blocks whose digest matched.
@@ -159,6 +161,7 @@ fn clone(job: &Job, index: Rank, known: &Known, release: Duration) -> CloneRepor
         verify_ms: ready.map(|r| ms(r.verify)),
         ready_ms: ready_in.map(ms),
         bytes_per_s: ready_in.map(|took| rate(job.bytes, took)),
+        processor_ms: ready.map(|r| ms(r.processor)),
         chunks: ready.map_or(0, |r| r.chunks),
         verified: ready.map_or(0, |r| r.verified),
         repaired: ready.map_or(0, |r| r.repaired),
