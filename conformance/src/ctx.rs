@@ -65,8 +65,7 @@ impl Ctx {
 
     async fn member_at(&self, exchange: Arc<dyn HandleExchange>, geometry: &Geometry) -> Member {
         let member = self.exported(exchange, geometry).await;
-        let locator = member.export.as_ref().expect("exported").locator().encode();
-        self.put(&format!("locator/{}", self.rank), locator).await;
+        member.announce().await;
         member
     }
 
@@ -98,10 +97,12 @@ impl Ctx {
         }
     }
 
-    /// A member that holds the payload `salt`, all of it published.
+    /// A member that holds the payload `salt`, all of it published before its locator stands on the board: a
+    /// case may pull from it without looking at its words.
     pub(crate) async fn seed(&self, geometry: &Geometry, salt: u64) -> Member {
-        let member = self.member(geometry).await;
+        let member = self.exported(self.open().await, geometry).await;
         member.fill(salt, ShardId(0));
+        member.announce().await;
         member
     }
 
@@ -161,6 +162,12 @@ pub(crate) struct Member {
 }
 
 impl Member {
+    /// Puts the locator on the board.
+    async fn announce(&self) {
+        let locator = self.export.as_ref().expect("exported").locator().encode();
+        self.ctx.put(&format!("locator/{}", self.ctx.rank), locator).await;
+    }
+
     /// Writes and publishes `shard` of the payload `salt`.
     pub(crate) fn fill(&self, salt: u64, shard: ShardId) {
         let range = self.geometry.shard_range(shard);

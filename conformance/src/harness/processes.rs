@@ -119,6 +119,8 @@ fn spawn(case: &Case, rank: u32, dir: &Path) -> io::Result<Child> {
         .env(CASE, &case.name)
         .env(RANK, rank.to_string())
         .env(DIR, dir)
+        // The message says which case and line; a backtrace would push it out of the tail shown.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
