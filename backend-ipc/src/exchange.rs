@@ -12,6 +12,7 @@ use flashboot_core::{
 };
 use flashboot_memory::{CopyEngine, HostArena, boot_id};
 use std::{
+    any::Any,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -47,7 +48,8 @@ impl IpcExchange {
 
 /// The host arena behind `arena`, or which arenas `ipc` serves.
 pub(crate) fn host(arena: &dyn Arena) -> Result<&HostArena> {
-    arena.as_any().downcast_ref::<HostArena>().ok_or_else(|| {
+    let any: &dyn Any = arena;
+    any.downcast_ref::<HostArena>().ok_or_else(|| {
         Error::new(
             Kind::Invalid,
             "ipc",

@@ -7,11 +7,11 @@
 use crate::{
     config::Policy,
     error::Refusal,
+    exchange,
     registry::Registry,
     wire::{REQUEST_LEN, Reply, Request},
 };
 use flashboot_core::Arena;
-use flashboot_memory::HostArena;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -138,7 +138,7 @@ impl Responder {
         });
         match found {
             Ok((request, arena)) => {
-                let Some(host) = arena.as_any().downcast_ref::<HostArena>() else {
+                let Ok(host) = exchange::host(&*arena) else {
                     // `export` takes nothing else.
                     refuse(socket, Refusal::StaleGeneration, "the arena is not host memory");
                     return Answer::Refused;

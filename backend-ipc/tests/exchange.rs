@@ -11,7 +11,6 @@ use flashboot_core::{
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{
-    any::Any,
     os::unix::fs::PermissionsExt as _,
     sync::Arc,
     time::{Duration, Instant},
@@ -342,8 +341,5 @@ unsafe impl Arena for NoHost {
     }
     fn observe(&self, _: ShardId) -> Observed {
         Observed { generation: None, progress: 0 }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

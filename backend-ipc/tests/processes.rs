@@ -10,15 +10,10 @@ use common::*;
 use flashboot_backend_ipc::IpcConfig;
 use flashboot_core::{Arena as _, ByteRange, Generation, Kind, Locator, Mover, Pull, ShardId};
 use libtest_mimic::{Arguments, Failed, Trial};
-use rustix::{
-    fs::ftruncate,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-};
 use std::{
     future::Future,
-    io::{BufRead as _, BufReader, IoSliceMut, Read as _},
-    mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::fs::PermissionsExt as _, unix::process::CommandExt as _},
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
@@ -200,35 +195,7 @@ async fn pull_published(mover: &dyn Mover) -> Vec<flashboot_core::BlockDigest> {
 
 /// `LOCATOR`: takes the descriptor by the raw protocol and tries to write; prints what got through.
 fn writer(args: &[String]) {
-    let locator: Locator = args[0].parse().unwrap();
-    let socket = dial(&locator.endpoint);
-    send(&socket, &request(locator.generation.word()), &[]);
-    let (mut frame, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))]);
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(&socket, &mut [IoSliceMut::new(&mut frame)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let fds: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None })
-        .flatten()
-        .collect();
-    assert_eq!(fds.len(), 1);
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fds[0]));
-    let reopened = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
-    let mut through = Vec::new();
-    for fd in [fds.into_iter().next().unwrap(), reopened.into()] {
-        if rustix::io::pwrite(&fd, b"x", 0).is_ok() {
-            through.push("pwrite");
-        }
-        if ftruncate(&fd, 0).is_ok() {
-            through.push("truncate");
-        }
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a null hint replaces no mapping; it is expected to fail.
-        if unsafe { mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, &fd, 0) }.is_ok() {
-            through.push("mmap");
-        }
-    }
+    let through = write_through(&args[0].parse().unwrap());
     println!("{}", if through.is_empty() { "refused".into() } else { through.join(" ") });
 }
 

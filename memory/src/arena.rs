@@ -21,7 +21,6 @@ use rustix::{
     mm::{Advice, madvise},
 };
 use std::{
-    any::Any,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
@@ -98,7 +97,7 @@ impl HostArena {
     }
 
     fn make(spec: ArenaSpec, config: &HostArenaConfig, pages: Pages) -> Result<(Arc<Self>, ArenaReport)> {
-        let layout = Layout::new(spec, pages.bytes, pages::base_page())?;
+        let layout = Layout::new(spec, pages.bytes)?;
         if !pages.huge {
             budget::admit(layout.capacity)?;
         }
@@ -285,10 +284,6 @@ unsafe impl Arena for HostArena {
     fn observe(&self, shard: ShardId) -> Observed {
         self.memory.control.observe(shard)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl OwnedRange {
@@ -354,7 +349,7 @@ fn huge_pages(spec: ArenaSpec, node: Option<u32>) -> Result<u64> {
         return Err(unavailable("this kernel has no huge pages".into())
             .with_remedy("use base pages, or a kernel with CONFIG_HUGETLBFS"));
     };
-    let needed = Layout::new(spec, found.bytes, pages::base_page())?.capacity / found.bytes;
+    let needed = Layout::new(spec, found.bytes)?.capacity / found.bytes;
     if found.available < needed {
         let whole = found.total.saturating_add(needed - found.available);
         return Err(unavailable(format!(

@@ -58,8 +58,7 @@ impl ImportedArena {
             return Err(mismatch(format!("the peer's memfd has {size} bytes, not {}", expected.capacity)));
         }
         let spec = ArenaSpec { payload: expected.payload, shards: expected.shards };
-        let base_page = pages::base_page();
-        let layout = Layout::new(spec, base_page, base_page)?;
+        let layout = Layout::new(spec, pages::base_page())?;
         let available = size.checked_sub(layout.control).filter(|left| *left >= layout.control_len);
         let Some(available) = available else {
             return Err(mismatch(format!(

@@ -4,8 +4,8 @@ use flashboot_core::{ArenaSpec, Error, Kind, MAX_SHARDS, Result, control};
 
 /// Offsets and sizes of one allocation, every sum checked.
 ///
-/// The payload begins at 0; the control block at the payload's end rounded up to the *base* page, whatever
-/// pages the allocation has, so that a reader of the same host finds it from the payload alone.
+/// The payload begins at 0, the control block where core's rule puts it ([`control::offset`]), whatever pages the
+/// allocation has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Payload bytes.
@@ -19,12 +19,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays `spec` out for pages of `page` bytes on a host whose base pages have `base_page` bytes.
+    /// Lays `spec` out for pages of `page` bytes.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for zero or too many shards, [`Kind::Exhausted`] when the sum does not fit a file
     /// offset.
-    pub fn new(spec: ArenaSpec, page: u64, base_page: u64) -> Result<Self> {
+    pub fn new(spec: ArenaSpec, page: u64) -> Result<Self> {
         if spec.shards == 0 || spec.shards > MAX_SHARDS {
             return Err(Error::new(
                 Kind::Invalid,
@@ -34,7 +34,7 @@ impl Layout {
         }
         let control_len = control::size(spec.shards);
         let sums = || {
-            let control = spec.payload.checked_next_multiple_of(base_page)?;
+            let control = control::offset(spec.payload)?;
             let capacity = control.checked_add(control_len)?.checked_next_multiple_of(page)?;
             // File offsets are signed, and the mapping must fit the address space.
             i64::try_from(capacity).ok()?;
@@ -62,10 +62,10 @@ mod tests {
     #[test]
     fn payload_and_control_never_overlap() {
         for payload in [0, 1, 511, 512, 4095, 4096, 4097, 65536, (2 << 20) - 1, 2 << 20] {
-            for (page, base) in [(4096, 4096), (65536, 65536), (2 << 20, 4096)] {
+            for page in [4096, 65536, 2 << 20] {
                 for shards in [1, 2, 4096] {
-                    let l = Layout::new(ArenaSpec { payload, shards }, page, base).unwrap();
-                    assert!(l.control >= payload && l.control.is_multiple_of(base));
+                    let l = Layout::new(ArenaSpec { payload, shards }, page).unwrap();
+                    assert!(l.control >= payload && l.control.is_multiple_of(control::ALIGN));
                     assert!(l.capacity >= l.control + control::size(shards));
                     assert!(l.capacity.is_multiple_of(page));
                 }
@@ -76,11 +76,11 @@ mod tests {
     #[test]
     fn sums_that_overflow_are_refused() {
         for payload in [u64::MAX, u64::MAX - 4096, i64::MAX as u64, i64::MAX as u64 - 4096] {
-            let e = Layout::new(ArenaSpec { payload, shards: 1 }, 4096, 4096).unwrap_err();
+            let e = Layout::new(ArenaSpec { payload, shards: 1 }, 4096).unwrap_err();
             assert_eq!(e.kind(), Kind::Exhausted, "{payload}");
         }
         for shards in [0, MAX_SHARDS + 1] {
-            let e = Layout::new(ArenaSpec { payload: 1, shards }, 4096, 4096).unwrap_err();
+            let e = Layout::new(ArenaSpec { payload: 1, shards }, 4096).unwrap_err();
             assert_eq!(e.kind(), Kind::Invalid);
         }
     }

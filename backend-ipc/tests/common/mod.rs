@@ -7,12 +7,13 @@ use flashboot_core::{
     Pull, Result, ShardId, Transport as _,
 };
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind};
+use rustix::fs::ftruncate;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg,
 };
 use std::{
-    io::IoSlice,
+    io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{BorrowedFd, OwnedFd},
     path::Path,
@@ -121,7 +122,7 @@ pub fn send(socket: &OwnedFd, frame: &[u8], descriptors: &[BorrowedFd<'_>]) {
 /// One packet; empty when the peer hung up.
 pub fn receive(socket: &OwnedFd) -> Vec<u8> {
     let mut frame = [0; 4096];
-    match rustix::net::recv(socket, &mut frame, rustix::net::RecvFlags::empty()) {
+    match rustix::net::recv(socket, &mut frame, RecvFlags::empty()) {
         Ok((len, _)) => frame[..len].to_vec(),
         Err(_) => Vec::new(),
     }
@@ -130,4 +131,38 @@ pub fn receive(socket: &OwnedFd) -> Vec<u8> {
 /// The status of a reply.
 pub fn status(reply: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(reply.get(12..16)?.try_into().unwrap()))
+}
+
+/// Takes the descriptor of `locator` by the raw protocol and tries everything that would change the memory;
+/// returns what got through.
+pub fn write_through(locator: &Locator) -> Vec<&'static str> {
+    let socket = dial(&locator.endpoint);
+    send(&socket, &request(locator.generation.word()), &[]);
+    let (mut frame, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(&socket, &mut [IoSliceMut::new(&mut frame)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None })
+        .flatten()
+        .collect();
+    assert_eq!(fds.len(), 1);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fds[0]));
+    let reopened = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut through = Vec::new();
+    for fd in [fds.into_iter().next().unwrap(), reopened.into()] {
+        if rustix::io::pwrite(&fd, b"x", 0).is_ok() {
+            through.push("pwrite");
+        }
+        if ftruncate(&fd, 0).is_ok() {
+            through.push("truncate");
+        }
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null hint replaces no mapping; it is expected to fail.
+        if unsafe { mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, &fd, 0) }.is_ok() {
+            through.push("mmap");
+        }
+    }
+    through
 }
