@@ -29,8 +29,8 @@ impl<F: Fn(u64, u64) + Sync> Progress for F {
     }
 }
 
-/// 8 slabs of a block are 128 MiB: half of what packing may use, the rest being for tables.
-pub(crate) const PACK_WORKERS: usize = 8;
+/// 6 slabs of a block are 96 MiB of the 256 that packing may use; a million tensors' tables take the rest.
+pub(crate) const PACK_WORKERS: usize = 6;
 
 /// Workers for a machine of this many cores: two more than cores, so that disks stay busy while cores hash.
 pub(crate) fn workers(asked: Option<usize>, at_most: usize) -> usize {

@@ -26,7 +26,7 @@ const TRAILING_CAP: u64 = 1 << 20;
 pub struct PackOptions {
     /// Whether an image that is there is replaced (atomically: readers see the old or the new one).
     pub replace: bool,
-    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 8.
+    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 6.
     pub workers: Option<usize>,
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct UnpackOptions {
     /// Whether a directory that holds nothing but safetensors files and an index is replaced.
     pub replace: bool,
-    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 8.
+    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 6.
     pub workers: Option<usize>,
 }
 
