@@ -1,6 +1,6 @@
 //! Measures pack, verify and inspect against what bounds them, and prints one JSON object.
 //!
-//! `bench_checkpoint [--dir DIR] [--bytes N] [--tensors N] [--rounds N]`; medians, all in one run. Ratios above 1
+//! `bench_checkpoint [--dir DIR] [--bytes N] [--tensors N] [--rounds N] [--workers N]`; medians, all in one run. Ratios above 1
 //! are better for `pack_vs_cp` and `verify_vs_bound`, below 1 for `inspect_vs_serde_json`. The directory must be
 //! on a real disk with three times N free. The binary runs itself again to measure memory.
 
@@ -24,6 +24,7 @@ struct Settings {
     bytes: u64,
     tensors: u64,
     rounds: usize,
+    workers: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Failure> {
-    let mut settings = Settings { dir: std::env::temp_dir(), bytes: 2 << 30, tensors: 1_200_000, rounds: 5 };
+    let mut settings =
+        Settings { dir: std::env::temp_dir(), bytes: 2 << 30, tensors: 1_200_000, rounds: 5, workers: None };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(|| format!("{flag} needs a value"))?;
@@ -46,6 +48,7 @@ fn run() -> Result<(), Failure> {
             "--bytes" => settings.bytes = value.parse()?,
             "--tensors" => settings.tensors = value.parse()?,
             "--rounds" => settings.rounds = value.parse()?,
+            "--workers" => settings.workers = Some(value.parse()?),
             "--child" => return child(&value, &args.next().unwrap_or_default()),
             _ => return Err(format!("unknown flag {flag}").into()),
         }
@@ -115,6 +118,7 @@ fn pack_and_verify(
     let model = work.join("model.safetensors");
     write_model(&model, settings.bytes)?;
     let checkpoint = Checkpoint::open(&model, &OpenOptions::default())?;
+    let options = PackOptions { workers: settings.workers, ..PackOptions::default() };
     let (copy, image) = (work.join("copy"), work.join("image"));
     let (mut cp, mut packs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=settings.rounds {
@@ -128,7 +132,7 @@ fn pack_and_verify(
         })?;
         std::fs::remove_file(&copy)?;
         settle();
-        let packed = seconds(|| Ok(pack(&checkpoint, &image, &PackOptions::default(), &()).map(drop)?))?;
+        let packed = seconds(|| Ok(pack(&checkpoint, &image, &options, &()).map(drop)?))?;
         if round < settings.rounds {
             std::fs::remove_dir_all(&image)?;
         }
@@ -173,7 +177,7 @@ fn verifying(
         let read = seconds(|| read_direct(&rank.path, rank.payload_bytes))?;
         let hash = seconds(hash_on_all_cores)? * bytes / HASHED as f64;
         let verified = seconds(|| {
-            let report = verify(&image, &VerifyOptions::default(), &())?;
+            let report = verify(&image, &VerifyOptions { workers: settings.workers }, &())?;
             if report.ok { Ok(()) } else { Err("the image is bad".into()) }
         })?;
         if round > 0 {

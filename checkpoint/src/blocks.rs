@@ -1,9 +1,10 @@
-//! Blocks on all cores: each worker takes the next block, reads, hashes and writes it with its own slab, so that
-//! IO of one overlaps hashing of another and memory is workers x slab, whatever the payload.
+//! Blocks on all cores: each worker takes the next block and works through it piece by piece with its own slab, so
+//! that IO of one overlaps hashing of another, a piece is hashed and written while it is in the core's cache,
+//! and memory is workers x slab, whatever the payload.
 
 use crate::direct::Slab;
 use crate::error::{Error, Result};
-use flashboot_core::{BLOCK, ByteRange, Geometry};
+use flashboot_core::{BLOCK, BlockDigest, ByteRange, Geometry, digest};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +30,11 @@ impl<F: Fn(u64, u64) + Sync> Progress for F {
     }
 }
 
-/// 8 slabs of a block are 128 MiB: half of what packing may use, the rest being for tables.
+/// The unit of one read, one hash and one write. Measured against 16 MiB: pieces that stay in a core's cache from
+/// read to write are faster than fewer calls.
+const PIECE: u64 = 4 << 20;
+
+/// More writers than this do not make a disk faster.
 pub(crate) const PACK_WORKERS: usize = 8;
 
 /// Workers for a machine of this many cores: two more than cores, so that disks stay busy while cores hash.
@@ -51,12 +56,12 @@ pub(crate) fn each_block(
     geometry: &Geometry,
     workers: usize,
     progress: &dyn Progress,
-    work: impl Fn(u64, ByteRange, &mut [u8]) -> Result<()> + Sync,
+    work: impl Fn(u64, ByteRange, &mut Slab) -> Result<()> + Sync,
 ) -> Result<()> {
     let (next, done, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let failed = Mutex::new(None::<Error>);
     let (blocks, total) = (geometry.blocks(), geometry.payload());
-    let slab_len = usize::try_from(geometry.block().min(total)).unwrap_or(usize::MAX);
+    let slab_len = usize::try_from(PIECE.min(total)).unwrap_or(usize::MAX);
     let fail = |e| {
         stop.store(true, Ordering::Relaxed);
         failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
@@ -75,8 +80,7 @@ pub(crate) fn each_block(
                         return fail(Error::Cancelled { path: what.into() });
                     }
                     let range = geometry.block_range(index);
-                    let bytes = slab.first(usize::try_from(range.len()).unwrap_or(slab_len));
-                    if let Err(e) = work(index, range, bytes) {
+                    if let Err(e) = work(index, range, &mut slab) {
                         return fail(e);
                     }
                     let before = done.fetch_add(range.len(), Ordering::Relaxed);
@@ -86,4 +90,26 @@ pub(crate) fn each_block(
         }
     });
     failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// The digest of the block `range`, whose pieces `get` puts into `slab`; each is given to `put` once it is hashed.
+pub(crate) fn hash_block(
+    geometry: &Geometry,
+    range: ByteRange,
+    slab: &mut Slab,
+    mut get: impl FnMut(ByteRange, &mut [u8]) -> Result<()>,
+    mut put: impl FnMut(ByteRange, &[u8]) -> Result<()>,
+) -> Result<BlockDigest> {
+    let mut pieces = Vec::new();
+    let mut start = range.start;
+    while start < range.end {
+        let piece = ByteRange::new(start, start.saturating_add(PIECE).min(range.end));
+        let bytes = slab.first(usize::try_from(piece.len()).unwrap_or(usize::MAX));
+        get(piece, bytes)?;
+        pieces.push(digest::piece(geometry.payload(), piece.start, bytes));
+        put(piece, bytes)?;
+        start = piece.end;
+    }
+    // Only an empty range has no pieces, and no block is empty.
+    Ok(digest::merge(geometry.payload(), range, &pieces).unwrap_or(BlockDigest([0; 32])))
 }

@@ -2,25 +2,35 @@
 
 use crate::cause::FieldProblem;
 use crate::error::{Error, Result};
+use crate::text::TextInto;
 use serde::de::{self, DeserializeSeed, Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use std::{collections::HashMap, fmt, path::Path};
 
-/// The weight map of an index, compactly: names in one text, files by number.
-#[derive(Debug, Clone, Default)]
+/// An index: which files it names, and how many tensors. The tensors themselves are handed out while it is read,
+/// so that an index of a million costs no memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
     /// The distinct files, in order of first mention.
     pub files: Vec<String>,
-    text: String,
-    entries: Vec<(usize, u32)>,
+    /// How many tensors it names.
+    pub tensors: u64,
 }
 
 impl Index {
-    /// Parses an index. `path` is for errors only. File names are checked, not looked up.
-    pub fn parse(path: &Path, json: &[u8]) -> Result<Self> {
+    /// Parses an index and calls `each` with every tensor's name and the number of its file in
+    /// [`files`](Self::files). `path` is for errors only. File names are checked, not looked up.
+    pub fn parse(path: &Path, json: &[u8], mut each: impl FnMut(&str, usize)) -> Result<Self> {
         let not_json = |detail: String| Error::NotJson { file: path.into(), detail };
         let text = std::str::from_utf8(json).map_err(|e| not_json(e.to_string()))?;
-        let mut top =
-            Top { path, index: Self::default(), by_name: HashMap::new(), seen: false, failed: None };
+        let mut top = Top {
+            path,
+            each: &mut each,
+            index: Self::default(),
+            by_name: HashMap::new(),
+            name: String::new(),
+            seen: false,
+            failed: None,
+        };
         let mut parser = serde_json::Deserializer::from_str(text);
         match parser.deserialize_map(&mut top).and_then(|()| parser.end()) {
             Ok(()) if top.seen => Ok(top.index),
@@ -34,26 +44,6 @@ impl Index {
                 }
             })),
         }
-    }
-
-    /// Each entry's tensor and the number of its file, in the index's order.
-    pub fn entries(&self) -> impl Iterator<Item = (&str, usize)> {
-        let mut start = 0;
-        self.entries.iter().map(move |&(end, file)| {
-            let name = self.text.get(start..end).unwrap_or_default();
-            start = end;
-            (name, file as usize)
-        })
-    }
-
-    /// How many tensors it names.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether it names none.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 }
 
@@ -82,8 +72,11 @@ pub(crate) fn path_problem(name: &str) -> Option<&'static str> {
 
 struct Top<'p> {
     path: &'p Path,
+    each: &'p mut dyn FnMut(&str, usize),
     index: Index,
-    by_name: HashMap<String, u32>,
+    by_name: HashMap<String, usize>,
+    /// The name being read; reused, so that an entry costs no allocation.
+    name: String,
     seen: bool,
     failed: Option<Error>,
 }
@@ -127,32 +120,11 @@ impl<'de> Visitor<'de> for WeightMap<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while map.next_key_seed(Append(&mut self.0.index.text))?.is_some() {
+        while map.next_key_seed(TextInto(&mut self.0.name))?.is_some() {
             let file = map.next_value_seed(FileNumber(self.0))?;
-            let end = self.0.index.text.len();
-            self.0.index.entries.push((end, file));
+            (self.0.each)(&self.0.name, file);
+            self.0.index.tensors = self.0.index.tensors.saturating_add(1);
         }
-        Ok(())
-    }
-}
-
-/// Appends a text to the names.
-struct Append<'t>(&'t mut String);
-
-impl<'de> DeserializeSeed<'de> for Append<'_> {
-    type Value = ();
-    fn deserialize<D: de::Deserializer<'de>>(self, d: D) -> Result<(), D::Error> {
-        d.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Append<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
-        self.0.push_str(text);
         Ok(())
     }
 }
@@ -160,31 +132,30 @@ impl Visitor<'_> for Append<'_> {
 struct FileNumber<'t, 'p>(&'t mut Top<'p>);
 
 impl<'de> DeserializeSeed<'de> for FileNumber<'_, '_> {
-    type Value = u32;
-    fn deserialize<D: de::Deserializer<'de>>(self, d: D) -> Result<u32, D::Error> {
+    type Value = usize;
+    fn deserialize<D: de::Deserializer<'de>>(self, d: D) -> Result<usize, D::Error> {
         d.deserialize_str(self)
     }
 }
 
 impl Visitor<'_> for FileNumber<'_, '_> {
-    type Value = u32;
+    type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a file name")
     }
 
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<u32, E> {
-        let Top { path, index, by_name, failed, .. } = self.0;
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<usize, E> {
+        let Top { path, index, by_name, failed, name: tensor, .. } = self.0;
         if let Some(&number) = by_name.get(name) {
             return Ok(number);
         }
         if let Some(problem) = path_problem(name) {
-            let start = index.entries.last().map_or(0, |&(end, _)| end);
-            let tensor = index.text.get(start..).unwrap_or_default().to_owned();
-            *failed = Some(Error::IndexPath { index: (*path).into(), tensor, entry: name.into(), problem });
+            let (index, tensor) = ((*path).into(), tensor.clone());
+            *failed = Some(Error::IndexPath { index, tensor, entry: name.into(), problem });
             return Err(E::custom("refused"));
         }
-        let number = u32::try_from(index.files.len()).map_err(E::custom)?;
+        let number = index.files.len();
         index.files.push(name.to_owned());
         by_name.insert(name.to_owned(), number);
         Ok(number)
@@ -197,14 +168,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn parse(text: &str) -> Result<Index> {
-        Index::parse(Path::new("i.json"), text.as_bytes())
+        Index::parse(Path::new("i.json"), text.as_bytes(), |_, _| ())
     }
 
     #[test]
     fn entries_come_in_order_with_their_files() {
-        let index = parse(r#"{"metadata":{},"weight_map":{"b":"y","a":"x","c":"y"}}"#).unwrap();
-        assert_eq!(index.files, ["y", "x"]);
-        assert_eq!(index.entries().collect::<Vec<_>>(), [("b", 0), ("a", 1), ("c", 0)]);
+        let text = br#"{"metadata":{},"weight_map":{"b":"y","a":"x","c":"y"}}"#;
+        let mut entries = Vec::new();
+        let index = Index::parse(Path::new("i"), text, |name, file| entries.push((name.to_owned(), file)));
+        assert_eq!(index, Ok(Index { files: vec!["y".into(), "x".into()], tensors: 3 }));
+        assert_eq!(entries, [("b".into(), 0), ("a".into(), 1), ("c".into(), 0)]);
     }
 
     #[test]
@@ -231,9 +204,9 @@ mod tests {
     #[test]
     fn what_is_no_index_is_refused() {
         let missing = Err(field(Path::new("i.json"), FieldProblem::Missing));
-        assert_eq!(parse("{}").map(|i| i.len()), missing);
+        assert_eq!(parse("{}"), missing);
         let twice = Err(field(Path::new("i.json"), FieldProblem::Twice));
-        assert_eq!(parse(r#"{"weight_map":{},"weight_map":{}}"#).map(|i| i.len()), twice);
+        assert_eq!(parse(r#"{"weight_map":{},"weight_map":{}}"#), twice);
         assert!(matches!(parse("["), Err(Error::NotJson { .. } | Error::Field { .. })));
         assert!(matches!(parse(r#"{"weight_map":{"a":1}}"#), Err(Error::Field { .. })));
     }
@@ -241,7 +214,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            let _ = Index::parse(Path::new("i"), &bytes);
+            let _ = Index::parse(Path::new("i"), &bytes, |_, _| ());
         }
     }
 }

@@ -25,6 +25,7 @@ mod plan;
 mod source;
 mod staging;
 mod tensors;
+mod text;
 mod unpack;
 mod verify;
 

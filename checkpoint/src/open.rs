@@ -11,7 +11,7 @@ use flashboot_core::ByteSize;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// What to accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,47 +126,35 @@ impl Checkpoint {
         if files.is_empty() {
             return Err(Error::NoSafetensors { dir: dir.into() });
         }
-        let parsed = read_shards(&files, options)?;
-        Self::assemble(dir, parsed, None)
+        let parts = read_shards(&files, options)?;
+        Self::assemble(dir, parts, None)
     }
 
     fn from_index(dir: &Path, path: &Path, options: &OpenOptions) -> Result<Self> {
         let source = Source::open(path)?;
-        let index = Index::parse(path, &source.all(options.index_cap.0)?)?;
+        // Read twice, for the files now and for the tensors at the end: that costs less than keeping its names.
+        let index = Index::parse(path, &source.all(options.index_cap.0)?, |_, _| ())?;
         let files: Vec<_> = index.files.iter().map(|name| (name.clone(), dir.join(name))).collect();
-        let parsed = read_shards(&files, options).map_err(|e| match e {
+        let parts = read_shards(&files, options).map_err(|e| match e {
             Error::Missing { path: missing } => {
                 let shard = files.iter().find(|(_, path)| *path == missing).map(|(name, _)| name.clone());
                 Error::MissingShard { index: path.into(), shard: shard.unwrap_or_default(), path: missing }
             }
             other => other,
         })?;
-        let file = IndexFile {
-            name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            path: path.into(),
-            identity: source.identity,
-        };
-        Self::assemble(dir, parsed, Some((file, index)))
+        Self::assemble(dir, parts, Some(&source))
     }
 
-    fn assemble(dir: &Path, parsed: Vec<(Shard, Header)>, index: Option<(IndexFile, Index)>) -> Result<Self> {
-        let (mut tensors, mut shards, mut metadata) = (Tensors::default(), Vec::new(), Vec::new());
-        for (number, (shard, header)) in parsed.into_iter().enumerate() {
-            let number = u32::try_from(number).unwrap_or(u32::MAX);
-            metadata.extend(header.metadata);
-            tensors.append(header.tensors, number).map_err(|(tensor, there)| {
-                let other = shards.get(there).map_or_else(String::new, |s: &Shard| s.name.clone());
-                Error::InTwoShards { file: shard.path.clone(), tensor, other }
-            })?;
-            shards.push(shard);
-        }
+    fn assemble(dir: &Path, parts: Parts, index: Option<&Source>) -> Result<Self> {
+        let Parts { shards, tensors, metadata } = parts;
         let config = ModelConfig::read(dir)?;
         let aliases = crate::aliases::find(dir, &tensors, &metadata, &config)?;
         let index = match index {
             None => None,
-            Some((file, index)) => {
-                check_index(&file.path, &index, &tensors, &aliases)?;
-                Some(file)
+            Some(source) => {
+                check_index(source, &tensors, &aliases)?;
+                let name = source.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Some(IndexFile { name, path: source.path.clone(), identity: source.identity })
             }
         };
         Ok(Self { dir: dir.into(), shards, tensors, aliases, index, config })
@@ -248,33 +236,63 @@ fn list_safetensors(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(names.map(|n| (n.clone(), dir.join(n))).collect())
 }
 
-/// Reads and checks every shard's header, on as many threads as there are cores: at most one header's bytes
-/// a thread are in memory. The first bad shard in order is the one reported.
-fn read_shards(files: &[(String, PathBuf)], options: &OpenOptions) -> Result<Vec<(Shard, Header)>> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
-    if threads <= 1 {
-        return files.iter().map(|(name, path)| read_shard(name, path, options)).collect();
+/// All shards' headers, merged.
+#[derive(Default)]
+struct Parts {
+    shards: Vec<Shard>,
+    tensors: Tensors,
+    metadata: Vec<(String, String)>,
+}
+
+impl Parts {
+    fn add(&mut self, shard: Shard, header: Header) -> Result<()> {
+        let number = u32::try_from(self.shards.len()).unwrap_or(u32::MAX);
+        self.metadata.extend(header.metadata);
+        self.tensors.append(header.tensors, number).map_err(|(tensor, there)| {
+            let other = self.shards.get(there).map_or_else(String::new, |s| s.name.clone());
+            Error::InTwoShards { file: shard.path.clone(), tensor, other }
+        })?;
+        self.shards.push(shard);
+        Ok(())
     }
+}
+
+/// Reads and checks every shard's header, on as many threads as there are cores. Each thread adds its shard in
+/// the shards' order and then takes the next, so at most one header a thread is in memory beside the merged
+/// ones. The first bad shard in order is the one reported.
+fn read_shards(files: &[(String, PathBuf)], options: &OpenOptions) -> Result<Parts> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
     let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(files.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((name, path)) = files.get(number) else { return };
-                    let result = read_shard(name, path, options);
-                    if result.is_err() {
-                        next.store(files.len(), Ordering::Relaxed);
-                    }
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+    // The parts so far, or the first error.
+    let merged = (Mutex::new((0usize, Ok(Parts::default()))), Condvar::new());
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some((name, path)) = files.get(number) else { return };
+            let read = read_shard(name, path, options);
+            let (lock, turned) = &merged;
+            let state = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state =
+                turned.wait_while(state, |(turn, _)| *turn != number).unwrap_or_else(PoisonError::into_inner);
+            if let Ok(parts) = &mut state.1 {
+                let added = read.and_then(|(shard, header)| parts.add(shard, header));
+                if let Err(e) = added {
+                    state.1 = Err(e);
+                    next.store(files.len(), Ordering::Relaxed);
                 }
-            });
+            }
+            state.0 = number.saturating_add(1);
+            turned.notify_all();
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(work);
+        }
+        work();
     });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_unstable_by_key(|(number, _)| *number);
-    done.into_iter().map(|(_, result)| result).collect()
+    let (lock, _) = merged;
+    lock.into_inner().unwrap_or_else(PoisonError::into_inner).1
 }
 
 fn read_shard(name: &str, path: &Path, options: &OpenOptions) -> Result<(Shard, Header)> {
@@ -310,26 +328,33 @@ fn read_shard(name: &str, path: &Path, options: &OpenOptions) -> Result<(Shard, 
 }
 
 /// Checks that the index names every tensor once, in the shard that holds it, and nothing else.
-fn check_index(path: &Path, index: &Index, tensors: &Tensors, aliases: &[(String, usize)]) -> Result<()> {
+fn check_index(source: &Source, tensors: &Tensors, aliases: &[(String, usize)]) -> Result<()> {
+    let path = &source.path;
     let mut named = vec![false; tensors.len()];
     let (mut not_in_shard, mut elsewhere, mut not_in_index) =
         (Names::default(), Names::default(), Names::default());
-    for (name, file) in index.entries() {
+    let mut twice = None;
+    // Its length was held against the cap when it was read first.
+    let json = source.bytes_at(0, source.len())?;
+    Index::parse(path, &json, |name, file| {
         let Some(number) = tensors.find(name) else {
             if !aliases.iter().any(|(alias, _)| alias == name) {
                 not_in_shard.push(name);
             }
-            continue;
+            return;
         };
-        // Shards are read in the order in which the index first mentions them, so their numbers agree.
+        // Shards are numbered as the index first mentions them, so their numbers agree.
         if tensors.at(number).is_none_or(|t| t.shard != file) {
             elsewhere.push(name);
         }
         if let Some(seen) = named.get_mut(number)
             && std::mem::replace(seen, true)
         {
-            return Err(Error::Duplicate { file: path.into(), tensor: name.into() });
+            twice.get_or_insert_with(|| name.to_owned());
         }
+    })?;
+    if let Some(tensor) = twice {
+        return Err(Error::Duplicate { file: path.into(), tensor });
     }
     for (number, _) in named.iter().enumerate().filter(|(_, named)| !**named) {
         if let Some(tensor) = tensors.at(number) {

@@ -1,6 +1,6 @@
 //! Checkpoint → image.
 
-use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, workers};
+use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, hash_block, workers};
 use crate::direct::DirectFile;
 use crate::error::{Error, Result};
 use crate::image::{
@@ -12,7 +12,7 @@ use crate::plan::PackPlan;
 use crate::source::Source;
 use crate::staging::{Staging, write_file};
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
-use flashboot_core::{BLOCK, BlockDigest, Digests, Dtype, digest};
+use flashboot_core::{BLOCK, BlockDigest, ByteRange, Digests, Dtype};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const TRAILING_CAP: u64 = 1 << 20;
 pub struct PackOptions {
     /// Whether an image that is there is replaced (atomically: readers see the old or the new one).
     pub replace: bool,
-    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 8.
+    /// Threads, each with a slab of 4 MiB; by default two more than cores, and never more than 8.
     pub workers: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ pub struct PackReport {
 /// Packs `checkpoint` as the single coordinate of an unsplit model into the directory `dest`, which appears whole
 /// or not at all.
 ///
-/// Blocks until the image is on the disk. Memory: workers × 16 MiB, and tables. Fails without a trace left, and
+/// Blocks until the image is on the disk. Memory: workers × 4 MiB, and tables. Fails without a trace left, and
 /// so does being killed, except for a hidden directory that the next `pack` to the same place removes.
 pub fn pack(
     checkpoint: &Checkpoint,
@@ -161,10 +161,10 @@ fn write_payload(
     let count = usize::try_from(geometry.blocks()).unwrap_or(usize::MAX);
     let values = Mutex::new(vec![BlockDigest([0; 32]); count]);
     let threads = workers(options.workers, PACK_WORKERS);
-    each_block(path, &geometry, threads, progress, |index, range, bytes| {
-        plan.fill(range, bytes, sources)?;
-        let value = digest::block(&geometry, index, bytes);
-        out.write_at(range.start, bytes)?;
+    each_block(path, &geometry, threads, progress, |index, range, slab| {
+        let fill = |piece, bytes: &mut [u8]| plan.fill(piece, bytes, sources);
+        let write = |piece: ByteRange, bytes: &[u8]| out.write_at(piece.start, bytes);
+        let value = hash_block(&geometry, range, slab, fill, write)?;
         let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = usize::try_from(index).ok().and_then(|i| values.get_mut(i)) {
             *slot = value;

@@ -41,7 +41,6 @@ impl Extent {
 pub(crate) struct PackPlan<'c> {
     checkpoint: &'c Checkpoint,
     layout: Layout,
-    order: Vec<u32>,
 }
 
 impl<'c> PackPlan<'c> {
@@ -52,8 +51,7 @@ impl<'c> PackPlan<'c> {
             (Some(t), Some(&place)) => Spec { name: t.name, bytes: t.bytes, place },
             _ => Spec { name: "", bytes: 0, place: flashboot_core::layout::Place::NonExpert },
         })?;
-        let order = layout.order().map(|i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
-        Ok(Self { checkpoint, layout, order })
+        Ok(Self { checkpoint, layout })
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -62,20 +60,18 @@ impl<'c> PackPlan<'c> {
 
     /// The reads that fill `range`, in payload order, neighbours in both places joined.
     pub(crate) fn extents(&self, range: ByteRange) -> Vec<Extent> {
-        let extent = |number: u32| {
-            let tensor = self.checkpoint.tensors().at(number as usize)?;
-            let shard = self.checkpoint.shards().get(tensor.shard)?;
-            Some(Extent {
-                at: self.layout.offset(number as usize)?,
-                len: tensor.bytes,
-                source: tensor.shard,
-                from: shard.data_start().saturating_add(tensor.begin),
-            })
-        };
-        let ends_before = |&n: &u32| extent(n).is_none_or(|e| e.at.saturating_add(e.len) <= range.start);
-        let first = self.order.partition_point(ends_before);
+        let count = self.layout.order().len();
+        // The first that ends past the range's start.
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.extent(middle) {
+                Some(e) if e.at.saturating_add(e.len) <= range.start => low = middle + 1,
+                _ => high = middle,
+            }
+        }
         let mut found: Vec<Extent> = Vec::new();
-        for extent in self.order.iter().skip(first).map_while(|&n| extent(n)) {
+        for extent in (low..count).map_while(|position| self.extent(position)) {
             if extent.at >= range.end {
                 break;
             }
@@ -85,6 +81,15 @@ impl<'c> PackPlan<'c> {
             }
         }
         found
+    }
+
+    /// The read of the tensor at `position` of the payload's order.
+    fn extent(&self, position: usize) -> Option<Extent> {
+        let number = self.layout.at(position)?;
+        let tensor = self.checkpoint.tensors().at(number)?;
+        let shard = self.checkpoint.shards().get(tensor.shard)?;
+        let from = shard.data_start().saturating_add(tensor.begin);
+        Some(Extent { at: self.layout.offset(number)?, len: tensor.bytes, source: tensor.shard, from })
     }
 
     /// Fills `bytes`, which are `range` of the payload; what no tensor owns is zero.

@@ -1,12 +1,12 @@
 //! Image → the checkpoint it was packed from, bit for bit.
 
-use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, workers};
+use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, hash_block, workers};
 use crate::direct::{DirectFile, reserve};
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::image::{Image, RankImage, RankTable, Stage};
 use crate::staging::{Staging, write_file};
-use flashboot_core::{ByteRange, digest};
+use flashboot_core::ByteRange;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct UnpackOptions {
     /// Whether a directory that holds nothing but safetensors files and an index is replaced.
     pub replace: bool,
-    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 8.
+    /// Threads, each with a slab of 4 MiB; by default two more than cores, and never more than 8.
     pub workers: Option<usize>,
 }
 
@@ -137,14 +137,16 @@ fn write_files(
     let geometry = geometry(table.payload_bytes())?;
     let payload = DirectFile::open(&rank.path)?;
     let threads = workers(options.workers, PACK_WORKERS);
-    each_block(staging.dir(), &geometry, threads, progress, |index, range, bytes| {
-        payload.read_at(range.start, bytes)?;
-        let found = digest::block(&geometry, index, bytes);
+    each_block(staging.dir(), &geometry, threads, progress, |index, range, slab| {
+        let read = |piece: ByteRange, bytes: &mut [u8]| payload.read_at(piece.start, bytes);
+        // Written before the block is known to be good: a bad one fails the whole, and nothing is published.
+        let write = |piece, bytes: &[u8]| scatter(table, piece, bytes, &outs);
+        let found = hash_block(&geometry, range, slab, read, write)?;
         if !table.digests().mismatches(index, &[found]).is_empty() {
             let (begin, end) = (range.start, range.end);
             return Err(Error::BadBlock { file: rank.path.clone(), block: index, begin, end });
         }
-        scatter(table, range, bytes, &outs)
+        Ok(())
     })?;
     for (path, file, _) in &outs {
         file.sync_all().map_err(|e| Error::io("fsync", path, &e))?;

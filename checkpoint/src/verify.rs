@@ -1,19 +1,19 @@
 //! Reads every payload of an image and compares every block with its digest.
 
-use crate::blocks::{Progress, each_block, geometry, workers};
+use crate::blocks::{Progress, each_block, geometry, hash_block, workers};
 use crate::direct::DirectFile;
 use crate::error::Result;
 use crate::image::{Image, RankImage};
-use flashboot_core::digest;
+use flashboot_core::ByteRange;
 use std::sync::{Mutex, PoisonError};
 
-/// Slabs of 16 MiB that verifying may use.
+/// Threads that verifying may use.
 const WORKERS: usize = 64;
 
 /// How to verify.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyOptions {
-    /// Threads, each with a slab of 16 MiB; by default two more than cores, and never more than 64.
+    /// Threads, each with a slab of 4 MiB; by default two more than cores, and never more than 64.
     pub workers: Option<usize>,
 }
 
@@ -67,9 +67,9 @@ fn verify_rank(rank: &RankImage, threads: usize, progress: &dyn Progress) -> Res
     let digests = rank.table.digests();
     let file = DirectFile::open(&rank.path)?;
     let bad = Mutex::new(Vec::new());
-    each_block(&rank.path, &geometry, threads, progress, |index, range, bytes| {
-        file.read_at(range.start, bytes)?;
-        let found = digest::block(&geometry, index, bytes);
+    each_block(&rank.path, &geometry, threads, progress, |index, range, slab| {
+        let read = |piece: ByteRange, bytes: &mut [u8]| file.read_at(piece.start, bytes);
+        let found = hash_block(&geometry, range, slab, read, |_, _| Ok(()))?;
         let mismatches = digests.mismatches(index, &[found]);
         bad.lock().unwrap_or_else(PoisonError::into_inner).extend(mismatches);
         Ok(())

@@ -114,6 +114,11 @@ impl Layout {
         self.order.iter().map(|&i| i as usize)
     }
 
+    /// The spec whose place in the payload is `position`; `None` past the last.
+    pub fn at(&self, position: usize) -> Option<usize> {
+        self.order.get(position).map(|&i| i as usize)
+    }
+
     /// Where spec `index` begins; `None` past the last.
     pub fn offset(&self, index: usize) -> Option<u64> {
         self.offsets.get(index).copied()
@@ -201,7 +206,7 @@ mod tests {
             let (mut end, mut last) = (0, None);
             for i in order {
                 let offset = layout.offset(i).unwrap();
-                prop_assert!(offset >= end && offset - end < TENSOR_ALIGN && offset % TENSOR_ALIGN == 0);
+                prop_assert!(offset >= end && offset - end < TENSOR_ALIGN && offset.is_multiple_of(TENSOR_ALIGN));
                 end = offset + given[i].1;
                 if given[i].0 == Place::NonExpert {
                     prop_assert!(offset >= layout.separator());
@@ -213,7 +218,7 @@ mod tests {
             }
             prop_assert!(layout.payload() >= end && layout.payload() - end < PAYLOAD_ALIGN);
             prop_assert_eq!(layout.payload() % PAYLOAD_ALIGN, 0);
-            prop_assert!(layout.separator() <= layout.payload() && layout.separator() % TENSOR_ALIGN == 0);
+            prop_assert!(layout.separator() <= layout.payload() && layout.separator().is_multiple_of(TENSOR_ALIGN));
         }
 
         #[test]

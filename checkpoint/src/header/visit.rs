@@ -4,6 +4,7 @@ use super::Header;
 use crate::cause::FieldProblem;
 use crate::error::{Error, Result};
 use crate::tensors::Refused;
+use crate::text::TextInto;
 use flashboot_core::Dtype;
 use serde::de::{self, DeserializeSeed, Deserializer as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::{collections::HashSet, fmt, path::Path};
@@ -143,28 +144,6 @@ impl<'de> Visitor<'de> for Top<'_, '_> {
             }
             builder.field = "";
         }
-        Ok(())
-    }
-}
-
-/// Reads a text into a buffer that is kept.
-struct TextInto<'b>(&'b mut String);
-
-impl<'de> DeserializeSeed<'de> for TextInto<'_> {
-    type Value = ();
-    fn deserialize<D: de::Deserializer<'de>>(self, d: D) -> Result<(), D::Error> {
-        d.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for TextInto<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
-        self.0.clear();
-        self.0.push_str(text);
         Ok(())
     }
 }
