@@ -28,6 +28,8 @@ pub const VERSION: u32 = 1;
 pub const BYTE_ORDER: u32 = 0x0102_0304;
 /// Every word that changes has a line of its own.
 pub const LINE: u64 = 64;
+/// A control block begins at a multiple of the largest base page of the hosts we know (aarch64's 64 KiB).
+pub const ALIGN: u64 = 64 << 10;
 
 const OFFSET_MAGIC: u64 = 0;
 const OFFSET_VERSION: u64 = 8;
@@ -39,6 +41,14 @@ const OFFSET_PROGRESS: u64 = 128;
 /// Bytes of a control block with `shards` progress words.
 pub const fn size(shards: u32) -> u64 {
     OFFSET_PROGRESS + LINE * shards as u64
+}
+
+/// Where the control block of a payload of `payload` bytes begins in its allocation: at the payload's end
+/// rounded up to [`ALIGN`]. `None` when that is past 2^64.
+///
+/// The rule depends on the payload alone, so that a reader on a host with other pages finds the block too.
+pub const fn offset(payload: u64) -> Option<u64> {
+    payload.checked_next_multiple_of(ALIGN)
 }
 
 /// Byte offset of the generation word.
@@ -104,6 +114,10 @@ impl<W: Words> ControlBlock<W> {
 
     /// Opens a peer's block of `available` bytes: magic, version, byte order, stride and size are checked.
     pub fn open(words: W, available: u64) -> Result<(Self, Header)> {
+        if available < size(1) {
+            let detail = format!("the arena has {available} bytes past its payload, {} are needed", size(1));
+            return Err(Error::new(Kind::Corrupt, "control block", detail));
+        }
         let header = parse_header(
             available,
             words.load(OFFSET_MAGIC),
@@ -156,10 +170,10 @@ impl<W: Words> ControlBlock<W> {
     /// One look: everything read from the payload before this call belongs to the generation returned, and
     /// `progress` bytes of `shard` may be read after it. A shard past the last has no progress.
     pub fn observe(&self, shard: ShardId) -> Observed {
-        self.words.fence();
         let before = self.words.load(OFFSET_GENERATION);
         let progress = if shard.0 < self.shards { self.words.load(progress_offset(shard)) } else { 0 };
-        // A word read between two different generations belongs to neither.
+        // Orders what was read before, payload bytes and the word, before the second look at the generation: a
+        // word read between two different generations belongs to neither.
         self.words.fence();
         let after = self.words.load(OFFSET_GENERATION);
         if before == after {
@@ -212,7 +226,8 @@ pub fn parse_header(
     Ok(Header { shards, payload })
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -249,6 +264,32 @@ mod tests {
         assert_eq!(reader.observe(ShardId(1)), Observed { generation: Some(generation), progress: 4096 });
         assert_eq!(reader.observe(ShardId(0)).progress, 0);
         assert_eq!(reader.observe(ShardId(3)).progress, 0, "past the last");
+    }
+
+    #[test]
+    fn too_little_memory_is_refused_before_it_is_read() {
+        #[derive(Debug)]
+        struct Untouchable;
+        impl Words for Untouchable {
+            fn load(&self, offset: u64) -> u64 {
+                panic!("read word {offset}")
+            }
+            fn store(&self, offset: u64, _: u64) {
+                panic!("wrote word {offset}")
+            }
+            fn fence(&self) {}
+        }
+        let e = ControlBlock::open(Untouchable, size(1) - 1).unwrap_err();
+        assert_eq!(e.kind(), Kind::Corrupt);
+    }
+
+    #[test]
+    fn a_block_begins_past_the_payload_on_every_page_size() {
+        for (payload, at) in [(0, 0), (1, ALIGN), (ALIGN - 1, ALIGN), (ALIGN, ALIGN), (ALIGN + 1, 2 * ALIGN)]
+        {
+            assert_eq!(offset(payload), Some(at));
+        }
+        assert_eq!(offset(u64::MAX), None);
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod geometry;
 pub mod layout;
 mod locator;
 mod mover;
+pub mod replica;
+pub mod schedule;
 mod size;
 mod transport;
 

@@ -1,6 +1,6 @@
 //! The primitive a transport implements: pull one range of a peer's arena into one's own.
 
-use crate::{BlockDigest, ByteRange, Observed, Result, ShardId};
+use crate::{BlockDigest, ByteRange, Generation, Observed, Result, ShardId};
 use async_trait::async_trait;
 use std::{fmt, time::Duration};
 
@@ -38,6 +38,9 @@ pub struct Landed {
 /// keep one longer than the last chunk).
 #[async_trait]
 pub trait Mover: Send + Sync + fmt::Debug {
+    /// The filling the locator named, the only one that may be read through this hop.
+    fn generation(&self) -> Generation;
+
     /// Looks at the source's control block: returns as soon as `shard` has at least `at_least` verified bytes,
     /// or the generation is not the locator's any more, or `wait` has passed, with what was seen last.
     /// `wait` zero is one look.
@@ -64,7 +67,8 @@ pub trait InFlight: Send {
     fn cancel(&self);
 
     /// Waits until nothing of this pull will touch memory any more. `Ok` means that every byte is in place.
-    /// Calling it again after it returned gives the same answer.
+    /// Calling it again after it returned gives the same answer; dropping the future and calling again is
+    /// the same as having waited on.
     ///
     /// # Errors
     /// [`crate::Kind::Cancelled`] after a cancel that took, [`crate::Kind::SourceLost`] and the transport's

@@ -1,2 +1,60 @@
-//! x
-fn main() {}
+//! The repository's own commands: `cargo xtask VERB`, one module a verb.
+//!
+//! Owns: what must hold of the repository as a whole (arrows, documents, the test command). Must never: be
+//! needed by a crate that ships, or change anything outside the clone but the cache of `cargo xtask test`.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod bench;
+mod dependencies;
+mod fix;
+mod hygiene;
+mod shell;
+mod stage;
+mod test;
+mod verify;
+mod workspace;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The repository's own commands")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Check that our crates' dependencies point one way, and where `unsafe` and anyhow may be
+    Arrows,
+    /// Everything cheap that must be green before a commit
+    Verify,
+    /// Repair what a tool can: lints, formatting, the tables of docs/dependencies.md
+    Fix,
+    /// The whole suite; sets up what it needs outside the clone
+    Test(test::Args),
+    /// Run the benches that exist and write docs/results/foundation.md
+    Bench,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = Workspace::find().and_then(|workspace| match cli.verb {
+        Verb::Arrows => verify::only(&workspace, &verify::ARROWS),
+        Verb::Verify => verify::all(&workspace),
+        Verb::Fix => fix::run(&workspace),
+        Verb::Test(args) => test::run(&workspace, &args),
+        Verb::Bench => bench::run(&workspace),
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

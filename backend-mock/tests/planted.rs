@@ -1,0 +1,61 @@
+//! A suite that cannot fail proves nothing: each planted defect must be found, by the cases that are for it.
+
+#[allow(unreachable_pub)]
+mod fixture;
+
+use fixture::MockFixture;
+use flashboot_backend_mock::{Bug, MockConfig};
+use flashboot_conformance::{Outcome, run_in_tasks, table};
+
+/// Runs the whole table and returns the names of the cases that failed.
+fn failures(bug: Bug) -> Vec<String> {
+    let failed = table().into_iter().filter_map(|case| {
+        let fixture = MockFixture::boxed(MockConfig { bug: Some(bug), ..MockConfig::default() });
+        match run_in_tasks(fixture, &case) {
+            Outcome::Passed => None,
+            Outcome::Failed(_) => Some(case.name().to_owned()),
+        }
+    });
+    failed.collect()
+}
+
+fn finds(bug: Bug, families: &[&str]) {
+    let failed = failures(bug);
+    println!("{bug:?}: {} cases fail: {failed:?}", failed.len());
+    for family in families {
+        assert!(failed.iter().any(|name| name.starts_with(family)), "{bug:?} passes all of {family}");
+    }
+}
+
+#[test]
+fn the_suite_finds_a_dropped_last_chunk() {
+    finds(Bug::DropsLastChunk, &["sizes/", "spans/", "broadcast/chain", "gather/"]);
+}
+
+#[test]
+fn the_suite_finds_an_off_by_one() {
+    finds(Bug::OffByOne, &["sizes/", "spans/", "broadcast/star", "gather/"]);
+}
+
+#[test]
+fn the_suite_finds_an_early_completion() {
+    finds(Bug::CompletesEarly, &["sizes/", "spans/", "waiting/cancelled-and-pulled-again"]);
+}
+
+#[test]
+fn the_suite_finds_a_stale_generation_read() {
+    finds(
+        Bug::ReadsStaleGeneration,
+        &["generation/stale-before", "generation/stale-between", "generation/stale-during-an-unverified"],
+    );
+}
+
+#[test]
+fn the_suite_finds_a_publication_before_verification() {
+    finds(Bug::PublishesBeforeVerifying, &["sizes/", "broadcast/chain", "repair/"]);
+}
+
+#[test]
+fn every_planted_defect_has_a_test_here() {
+    assert_eq!(Bug::ALL.len(), 5);
+}

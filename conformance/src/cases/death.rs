@@ -1,0 +1,162 @@
+//! Ranks that die without a word (SIGKILL, where ranks are processes).
+
+use super::case;
+use crate::{
+    Ctx,
+    ctx::{PATIENCE, Plan},
+    harness::Case,
+    oracle::{self, SMALL_CHUNK as C},
+};
+use flashboot_core::{ByteRange, Kind, Pull, ShardId, schedule::Schedule};
+use flashboot_driver::Step;
+use std::time::Duration;
+
+const SALT: u64 = 9;
+const CHUNKS: u64 = 6;
+
+pub(super) fn cases(table: &mut Vec<Case>) {
+    for at in [0, 1, CHUNKS / 2, CHUNKS - 1] {
+        case(table, format!("death/a-clone-in-the-chain-dies-at-chunk-{at}"), 4, move |ctx| chain(ctx, at));
+        case(table, format!("death/a-reader-dies-at-chunk-{at}"), 3, move |ctx| reader(ctx, at));
+    }
+    case(table, "death/the-seed-dies-half-filled", 2, half_filled);
+    case(table, "death/the-seed-dies-when-all-is-published", 2, published);
+    case(table, "death/ranks-of-a-ring-behind-a-dead-one-fail-in-time", 3, ring);
+}
+
+/// An observer that dies when chunk `at` is verified.
+fn dies_at(ctx: &Ctx, at: u64) -> impl FnMut(Step) + Send {
+    let ctx = ctx.clone();
+    move |step| {
+        if matches!(step, Step::Verified { chunk, .. } if chunk.index == at) {
+            ctx.die();
+        }
+    }
+}
+
+/// Rank 1 of seed → 1 → 2 → 3 dies. 2 goes on at the seed from where it was; 3 does not notice.
+async fn chain(ctx: Ctx, at: u64) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    let schedule = Schedule::Chain { clones: 3 };
+    let member = if ctx.rank() == 0 { ctx.seed(&geometry, SALT).await } else { ctx.member(&geometry).await };
+    // Everyone is attached to someone who lives when it begins.
+    ctx.barrier("exported").await;
+    match ctx.rank() {
+        0 => {}
+        1 => {
+            let mut observer = dies_at(&ctx, at);
+            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
+            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
+        }
+        _ => {
+            let plan = Plan::verified(SALT).or_from(&[0]);
+            let report = member.run(schedule, &plan).await.expect("a survivor finishes");
+            assert_eq!(report.bytes, geometry.payload(), "no chunk is pulled and kept twice");
+            assert!(report.losses <= u32::from(ctx.rank() == 2), "rank 3 lost nobody: {report:?}");
+        }
+    }
+    member.expect_whole(SALT);
+    ctx.death_of(1).await;
+    ctx.barrier_of("done", &[0, 2, 3]).await;
+}
+
+/// Rank 2 of a star dies; seed and rank 1 are unharmed, and the seed serves on.
+async fn reader(ctx: Ctx, at: u64) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    let schedule = Schedule::Star { clones: 2 };
+    let member = if ctx.rank() == 0 { ctx.seed(&geometry, SALT).await } else { ctx.member(&geometry).await };
+    ctx.barrier("exported").await;
+    match ctx.rank() {
+        0 => {}
+        1 => {
+            member.run(schedule, &Plan::verified(SALT)).await.expect("unharmed");
+            // And the seed serves someone new.
+            let again = member.import(0).await;
+            let range = ByteRange::new(0, C);
+            again.start(Pull { range, hash: None }).expect("starts").quiesced().await.expect("lands");
+        }
+        _ => {
+            let mut observer = dies_at(&ctx, at);
+            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
+            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
+        }
+    }
+    member.expect_whole(SALT);
+    ctx.death_of(2).await;
+    ctx.barrier_of("done", &[0, 1]).await;
+}
+
+async fn half_filled(ctx: Ctx) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    let half = CHUNKS / 2 * C;
+    let member = ctx.member(&geometry).await;
+    if ctx.rank() == 0 {
+        oracle::write(&*member.arena, SALT, ByteRange::new(0, half));
+        member.arena.publish(ShardId(0), half).expect("grows");
+        ctx.wait("half").await;
+        ctx.die();
+        ctx.buried("SIGKILL was survived").await;
+    }
+    let told = ctx.clone();
+    let mut observer = |step: Step| {
+        if matches!(step, Step::Published { bytes, .. } if bytes == half) {
+            let told = told.clone();
+            tokio::spawn(async move { told.put("half", "").await });
+        }
+    };
+    let began = tokio::time::Instant::now();
+    let ended = member.observed(Schedule::Chain { clones: 1 }, &Plan::verified(SALT), &mut observer).await;
+    let cause = ended.expect_err("half an image is none");
+    assert_eq!(cause.kind(), Kind::SourceLost, "{cause}");
+    assert!(began.elapsed() < PATIENCE / 2, "told by the transport, not by the stall timer");
+    assert_eq!(member.arena.observe(ShardId(0)).progress, half);
+    oracle::expect_payload(&*member.arena, SALT, ByteRange::new(0, half));
+    oracle::expect_canary(&*member.arena, ByteRange::new(half, geometry.payload()));
+}
+
+/// `outlives_exporter`, held to its word either way.
+async fn published(ctx: Ctx) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    if ctx.rank() == 0 {
+        let _seed = ctx.seed(&geometry, SALT).await;
+        ctx.wait("attached").await;
+        ctx.die();
+        ctx.buried("SIGKILL was survived").await;
+    }
+    let member = ctx.member(&geometry).await;
+    let mover = member.import(0).await;
+    ctx.put("attached", "").await;
+    // Until the death has arrived: with `at_least` past the end the look ends in the loss.
+    let lost = mover.observe(ShardId(0), u64::MAX, PATIENCE).await;
+    assert_eq!(lost.expect_err("the source died").kind(), Kind::SourceLost);
+    let whole = ByteRange::new(0, geometry.payload());
+    let pulled = match mover.start(Pull { range: whole, hash: None }) {
+        Ok(mut pull) => pull.quiesced().await,
+        Err(e) => Err(e),
+    };
+    if ctx.fixture.caps().outlives_exporter {
+        pulled.expect("what was published can still be read");
+        member.expect_payload(SALT);
+        let seen =
+            mover.observe(ShardId(0), geometry.payload(), Duration::ZERO).await.expect("it is all there");
+        assert_eq!(seen.progress, geometry.payload());
+    } else {
+        assert_eq!(pulled.expect_err("the source died").kind(), Kind::SourceLost);
+    }
+}
+
+async fn ring(ctx: Ctx) {
+    let geometry = oracle::small(6 * C, 3);
+    let schedule = Schedule::Ring { nodes: 3 };
+    let member = ctx.member(&geometry).await;
+    oracle::write(&*member.arena, SALT, geometry.shard_range(ShardId(ctx.rank())));
+    ctx.barrier("exported").await;
+    if ctx.rank() == 0 {
+        ctx.die();
+        ctx.buried("SIGKILL was survived").await;
+    }
+    // Shard 0 died with its owner before anyone had it: nobody can finish, and everybody says so.
+    let ended = member.run(schedule, &Plan { stall: Duration::from_secs(2), ..Plan::verified(SALT) }).await;
+    assert_eq!(ended.expect_err("a shard is gone").kind(), Kind::SourceLost);
+    ctx.barrier_of("done", &[1, 2]).await;
+}

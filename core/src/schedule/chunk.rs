@@ -1,0 +1,74 @@
+//! How large a chunk should be.
+
+use std::time::Duration;
+
+/// What a chunk costs apart from its bytes, and how fast bytes go.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ChunkCosts {
+    /// Fixed cost of one chunk at one hop: polling, queueing, publishing.
+    pub per_chunk: Duration,
+    /// Bytes per second of one hop.
+    pub rate: f64,
+}
+
+impl ChunkCosts {
+    /// GB300 NVLink: about 17 µs and 705 GB/s reproduce the paper's optimum of 256 MiB (Figure 18).
+    pub const NVLINK: Self = Self { per_chunk: Duration::from_micros(17), rate: 705e9 };
+    /// Host memory, measured on the two-core build machine: a fused copy and hash at 8 GB/s, about 100 µs to
+    /// poll, hand over and publish.
+    pub const HOST: Self = Self { per_chunk: Duration::from_micros(100), rate: 8e9 };
+}
+
+/// The largest chunk `auto` chooses: past 2 GiB a copy engine gains nothing (the paper, Figure 5).
+const MAX_AUTO_CHUNK: u64 = 2 << 30;
+
+/// The chunk for which a chain of `depth` hops ends soonest.
+///
+/// With n = size/c chunks the last clone is ready after (n + depth − 1) chunk times of (c/rate + cost). Its
+/// minimum over c is at √(size · cost · rate ÷ (depth − 1)). The result is rounded to a power of two of
+/// `block`s, at least one block and at most `MAX_AUTO_CHUNK`; and at most a quarter of the payload, so that
+/// verification overlaps the copy and a lost source costs a part and not the whole.
+pub fn auto_chunk(size: u64, depth: u32, block: u64, costs: ChunkCosts) -> u64 {
+    let block = block.max(1);
+    let quarter = (size / 4 / block).max(1);
+    let most = (MAX_AUTO_CHUNK / block).max(1).min(1 << quarter.ilog2());
+    let behind = depth.saturating_sub(1);
+    if behind == 0 {
+        return most * block;
+    }
+    let best = (size as f64 * costs.per_chunk.as_secs_f64() * costs.rate / f64::from(behind)).sqrt();
+    // `as` saturates, and NaN becomes 0: any costs give a usable chunk.
+    let exponent = (best / block as f64).log2().round().clamp(0.0, 40.0) as u32;
+    (1u64 << exponent).clamp(1, most) * block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BLOCK;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_papers_case_gets_256_mib() {
+        let flash = 41_400_000_000;
+        assert_eq!(auto_chunk(flash, 8, BLOCK, ChunkCosts::NVLINK), 256 << 20);
+    }
+
+    #[test]
+    fn a_small_model_is_cut_all_the_same() {
+        assert_eq!(auto_chunk(90_868_376, 4, BLOCK, ChunkCosts::HOST), BLOCK);
+        assert_eq!(auto_chunk(90_868_376, 1, BLOCK, ChunkCosts::HOST), BLOCK);
+        assert_eq!(auto_chunk(0, 4, BLOCK, ChunkCosts::HOST), BLOCK);
+    }
+
+    proptest! {
+        #[test]
+        fn any_input_gives_a_power_of_two_of_blocks(size: u64, depth: u32, cost: u32, rate in prop::num::f64::ANY) {
+            let costs = ChunkCosts { per_chunk: Duration::from_nanos(u64::from(cost)), rate };
+            let chunk = auto_chunk(size, depth, BLOCK, costs);
+            prop_assert!(chunk.is_multiple_of(BLOCK) && (chunk / BLOCK).is_power_of_two());
+            prop_assert!((BLOCK..=MAX_AUTO_CHUNK).contains(&chunk));
+            prop_assert!(chunk == BLOCK || chunk <= size / 4);
+        }
+    }
+}

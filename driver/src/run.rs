@@ -1,0 +1,390 @@
+//! The loop: the machine's commands become futures, their ends become its events.
+
+use crate::{
+    Report,
+    pull::{self, Ended},
+};
+use async_trait::async_trait;
+use flashboot_core::{
+    Arena, ChunkRef, Digests, Error, Kind, Mover, PeerId, Pull, Result, ShardId,
+    replica::{Assignment, Command, Event, Policy, Replica},
+};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{sync::watch, time::Instant};
+use tracing::{Instrument as _, debug, info_span, trace, warn};
+
+/// How long the driver waits for what only a transport can end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// One pull, after which it is cancelled.
+    pub pull: Duration,
+    /// A cancelled pull's quiescence, after which the replication fails.
+    pub quiesce: Duration,
+}
+
+impl Default for Limits {
+    /// 60 s for a pull (2 GiB at 40 MB/s), 10 s to become quiet.
+    fn default() -> Self {
+        Self { pull: Duration::from_secs(60), quiesce: Duration::from_secs(10) }
+    }
+}
+
+/// Where sources come from: the caller's knowledge of peers, locators and transports.
+#[async_trait]
+pub trait Sources: Send + Sync {
+    /// Imports `source`. Must keep its own deadline.
+    async fn attach(&self, source: PeerId) -> Result<Box<dyn Mover>>;
+
+    /// Another holder of what `lost` was to give, from byte `from` of `shard` on; `None` when there is none.
+    /// Must keep its own deadline.
+    async fn replace(&self, lost: PeerId, shard: ShardId, from: u64, cause: &Error) -> Option<PeerId>;
+}
+
+/// What an [`Observer`] is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// A pull begins.
+    Pulling {
+        /// From whom.
+        source: PeerId,
+        /// What.
+        chunk: ChunkRef,
+    },
+    /// A chunk is verified; if it closed a gap, more was published.
+    Verified {
+        /// From whom.
+        source: PeerId,
+        /// What.
+        chunk: ChunkRef,
+    },
+    /// The first `bytes` of `shard` are published.
+    Published {
+        /// The shard.
+        shard: ShardId,
+        /// Verified bytes from its start.
+        bytes: u64,
+    },
+}
+
+/// Is told of every step, on the driver's own task: return soon.
+pub trait Observer: Send {
+    /// A step was taken.
+    fn step(&mut self, step: Step);
+}
+
+/// Nobody looks.
+impl Observer for () {
+    fn step(&mut self, _: Step) {}
+}
+
+impl<F: FnMut(Step) + Send> Observer for F {
+    fn step(&mut self, step: Step) {
+        self(step);
+    }
+}
+
+/// One replication to do.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Where the bytes go. Its filling must have begun ([`Arena::begin`]); its payload length and number of
+    /// shards are the assignment's.
+    pub arena: Arc<dyn Arena>,
+    /// The part of the schedule.
+    pub assignment: Assignment,
+    /// The expected value of every block; `None` moves without verification (benchmarks only: nothing proves
+    /// the bytes then but the generation).
+    pub expected: Option<Arc<Digests>>,
+    /// The machine's limits.
+    pub policy: Policy,
+    /// The driver's limits.
+    pub limits: Limits,
+}
+
+enum Happened {
+    Attached(PeerId, Box<dyn Mover>, Duration),
+    /// An event as it is, and whether the watch has ended.
+    Plain(Event),
+    Pulled(Ended),
+    /// A pull did not give its memory back.
+    Wedged(Error),
+}
+
+type Task = BoxFuture<'static, Happened>;
+
+struct Driver<'a> {
+    machine: Replica,
+    job: Job,
+    sources: Arc<dyn Sources>,
+    observer: &'a mut dyn Observer,
+    began: Instant,
+    movers: BTreeMap<PeerId, (Arc<dyn Mover>, watch::Sender<bool>)>,
+    tasks: FuturesUnordered<Task>,
+    watch: Option<Task>,
+    first_pull: Option<Instant>,
+    last_byte: Option<Instant>,
+    report: Report,
+}
+
+impl fmt::Debug for Driver<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("machine", &self.machine).finish_non_exhaustive()
+    }
+}
+
+/// Runs one replication to its end: every byte of the assignment in the arena, verified and published.
+///
+/// Dropping the future leaves pulls to end on their own; the arena's memory stays claimed until they have.
+///
+/// # Errors
+/// [`Kind::Invalid`] when job and arena do not fit, [`Kind::SourceLost`] when no holder is left,
+/// [`Kind::Deadline`] when a pull does not become quiet.
+pub async fn replicate(job: Job, sources: Arc<dyn Sources>, observer: &mut dyn Observer) -> Result<Report> {
+    check(&job)?;
+    let span = info_span!("replicate", bytes = job.arena.payload());
+    let machine = Replica::new(job.assignment.clone(), job.policy);
+    let driver = Driver {
+        machine,
+        job,
+        sources,
+        observer,
+        began: Instant::now(),
+        movers: BTreeMap::new(),
+        tasks: FuturesUnordered::new(),
+        watch: None,
+        first_pull: None,
+        last_byte: None,
+        report: Report::default(),
+    };
+    driver.run().instrument(span).await
+}
+
+fn check(job: &Job) -> Result<()> {
+    let geometry = &job.assignment.geometry;
+    let invalid = |detail| Err(Error::new(Kind::Invalid, "replicate", detail));
+    if job.arena.payload() != geometry.payload() || job.arena.shards() != geometry.shards() {
+        return invalid(format!(
+            "an arena of {} bytes and {} shards for a payload of {} bytes and {} shards",
+            job.arena.payload(),
+            job.arena.shards(),
+            geometry.payload(),
+            geometry.shards()
+        ));
+    }
+    match &job.expected {
+        Some(d) if d.payload() != geometry.payload() || d.block() != geometry.block() => invalid(format!(
+            "digests of {} bytes in blocks of {} for a payload of {} bytes in blocks of {}",
+            d.payload(),
+            d.block(),
+            geometry.payload(),
+            geometry.block()
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Driver<'_> {
+    async fn run(mut self) -> Result<Report> {
+        let mut events = VecDeque::from([Event::Start]);
+        loop {
+            while let Some(event) = events.pop_front() {
+                trace!(?event);
+                for command in self.machine.handle(self.began.elapsed(), event) {
+                    trace!(?command);
+                    match command {
+                        Command::Complete => return Ok(self.finished()),
+                        Command::Fail { cause } => return Err(cause),
+                        command => events.extend(self.carry_out(command)),
+                    }
+                }
+            }
+            match self.next().await? {
+                Happened::Attached(source, mover, took) => {
+                    self.report.map += took;
+                    self.movers.insert(source, (Arc::from(mover), watch::Sender::new(false)));
+                    events.push_back(Event::Attached { source });
+                }
+                Happened::Plain(event) => events.push_back(event),
+                Happened::Pulled(ended) => {
+                    self.landed(&ended);
+                    events.push_back(ended.event);
+                    events.extend(ended.lost);
+                }
+                Happened::Wedged(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next thing that happens. The machine never leaves nothing to wait for before it is over.
+    async fn next(&mut self) -> Result<Happened> {
+        let idle = self.tasks.is_empty();
+        let happened = match (&mut self.watch, idle) {
+            (Some(watch), false) => tokio::select! {
+            biased;
+                       happened = watch => { self.watch = None; Some(happened) }
+                       happened = self.tasks.next() => happened,
+                   },
+            (Some(watch), true) => {
+                let happened = watch.await;
+                self.watch = None;
+                Some(happened)
+            }
+            (None, _) => self.tasks.next().await,
+        };
+        happened.ok_or_else(|| {
+            Error::new(Kind::Invalid, "replicate", format!("nothing is left to wait for: {:?}", self.machine))
+        })
+    }
+
+    fn landed(&mut self, ended: &Ended) {
+        self.report.verified += ended.verified;
+        if let Event::Verified { source, chunk } = ended.event {
+            self.last_byte = Some(Instant::now());
+            self.report.chunks += 1;
+            self.report.bytes += chunk.range.len();
+            self.observer.step(Step::Verified { source, chunk });
+        }
+    }
+
+    /// Does what can be done at once, and queues the rest. Returns events that follow at once.
+    fn carry_out(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Attach { source } => self.attach(source),
+            Command::Watch { source, shard, at_least, until } => self.watch(source, shard, at_least, until),
+            Command::Pull { source, chunk } => return self.pull(source, chunk).err(),
+            Command::Abort { source } => {
+                if let Some((_, abort)) = self.movers.get(&source) {
+                    debug!(%source, "cancelling its pulls");
+                    abort.send_replace(true);
+                }
+            }
+            Command::Detach { source } => {
+                self.movers.remove(&source);
+            }
+            Command::Publish { shard, bytes } => match self.job.arena.publish(shard, bytes) {
+                Ok(()) => self.observer.step(Step::Published { shard, bytes }),
+                // Only a defect of ours can do this; stop rather than run on unpublished.
+                Err(error) => {
+                    warn!(%error, "cannot publish");
+                    return Some(Event::Cancel);
+                }
+            },
+            Command::Seek { lost, shard, from, cause } => self.seek(lost, shard, from, cause),
+            // `run` takes these itself.
+            Command::Complete | Command::Fail { .. } => {}
+        }
+        None
+    }
+
+    fn attach(&mut self, source: PeerId) {
+        let sources = Arc::clone(&self.sources);
+        let began = Instant::now();
+        let shard = self.job.assignment.legs.iter().find(|leg| leg.source == source);
+        let shard = shard.map_or(ShardId(0), |leg| leg.shard);
+        let attach = async move {
+            let attached = match sources.attach(source).await {
+                // Before the first chunk: is it still the filling that the locator named?
+                Ok(mover) => pull::stale(&*mover, shard).await.map(|()| mover),
+                Err(cause) => Err(cause),
+            };
+            match attached {
+                Ok(mover) => Happened::Attached(source, mover, began.elapsed()),
+                Err(cause) => Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) }),
+            }
+        };
+        self.tasks.push(attach.instrument(info_span!("hop", %source)).boxed());
+    }
+
+    fn watch(&mut self, source: PeerId, shard: ShardId, at_least: u64, until: Duration) {
+        let Some((mover, _)) = self.movers.get(&source) else { return };
+        let mover = Arc::clone(mover);
+        let until = self.began + until;
+        let watch = async move {
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Happened::Plain(Event::Tick);
+                }
+                match mover.observe(shard, at_least, left).await {
+                    Err(cause) => {
+                        return Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) });
+                    }
+                    Ok(seen) if seen.generation != Some(mover.generation()) => {
+                        let cause = match pull::stale(&*mover, shard).await {
+                            Err(cause) => cause,
+                            // It was being begun when we looked; look again.
+                            Ok(()) => continue,
+                        };
+                        return Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) });
+                    }
+                    Ok(seen) if seen.progress >= at_least => {
+                        return Happened::Plain(Event::Seen { source, shard, bytes: seen.progress });
+                    }
+                    Ok(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        self.watch = Some(watch.boxed());
+    }
+
+    fn pull(&mut self, source: PeerId, chunk: ChunkRef) -> Result<(), Event> {
+        let failed = |cause: Error| Event::Failed {
+            source,
+            chunk,
+            cause: cause.with_peer(source).with_chunk(chunk.index),
+        };
+        let Some((mover, abort)) = self.movers.get(&source) else {
+            return Err(failed(Error::new(Kind::Invalid, "pull", "the source is not attached")));
+        };
+        self.first_pull.get_or_insert_with(Instant::now);
+        let hash = self.job.expected.as_ref().map(|digests| digests.block());
+        let pull = mover.start(Pull { range: chunk.range, hash }).map_err(failed)?;
+        self.observer.step(Step::Pulling { source, chunk });
+        let finish = pull::finish(
+            pull,
+            Arc::clone(mover),
+            source,
+            chunk,
+            self.job.expected.clone(),
+            abort.subscribe(),
+            self.job.limits,
+        );
+        let task = async move {
+            match finish.await {
+                Ok(ended) => Happened::Pulled(ended),
+                Err(error) => Happened::Wedged(error),
+            }
+        };
+        let span = tracing::trace_span!("chunk", %source, shard = chunk.shard.0, index = chunk.index);
+        self.tasks.push(task.instrument(span).boxed());
+        Ok(())
+    }
+
+    fn seek(&mut self, lost: PeerId, shard: ShardId, from: u64, cause: Error) {
+        warn!(%lost, shard = shard.0, from, %cause, "source lost; looking for another holder");
+        let sources = Arc::clone(&self.sources);
+        let seek = async move {
+            let source = sources.replace(lost, shard, from, &cause).await;
+            Happened::Plain(Event::Reassigned { lost, source })
+        };
+        self.tasks.push(seek.boxed());
+    }
+
+    fn finished(mut self) -> Report {
+        let now = Instant::now();
+        self.report.repaired = self.machine.repaired();
+        self.report.losses = self.machine.losses();
+        self.report.ready = now - self.began;
+        if let (Some(first), Some(last)) = (self.first_pull, self.last_byte) {
+            self.report.transfer = last - first;
+            self.report.verify = now - last;
+        }
+        self.report
+    }
+}

@@ -1,0 +1,145 @@
+//! `cargo xtask test`: the whole suite, and everything it needs that a machine with the Rust toolchain, a C
+//! compiler and Python 3 does not have.
+//!
+//! Every stage is timed. What cannot run here is shown as skipped with its reason. The last line is
+//! `N passed, N failed, N skipped`, counting stages.
+
+mod cache;
+mod fuzz;
+mod ignored;
+mod python;
+
+use crate::{
+    shell,
+    stage::{Outcome, Stages},
+    verify,
+    workspace::Workspace,
+};
+use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+/// Stages that wait for a part of flashboot that is not there yet, and which. Delete a line to switch its
+/// stage on.
+const NOT_YET: &[(&str, &str)] = &[
+    (MODELS, "xtask/python/make_reference_models.py is not written yet"),
+    (DEMO, "the command line has no demo yet"),
+];
+
+const MODELS: &str = "reference models";
+const DEMO: &str = "demo";
+
+/// Where the tests find the reference models.
+const MODELS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Write this run's ignored cases to xtask/ignored.txt instead of comparing them with it
+    #[arg(long)]
+    bless_ignored: bool,
+}
+
+/// Runs every stage; gives whether nothing failed.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
+    let mut stages = Stages::default();
+    for check in &verify::CHECKS {
+        stages.run(check.name, || (check.run)(workspace));
+    }
+    let models = prepare_models(workspace, &mut stages);
+    run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
+    stages.run("loom", || run_loom(workspace));
+    run_fuzz(workspace, &mut stages);
+    stages.run(DEMO, || unless_not_yet(DEMO, || run_demo(workspace)));
+    println!("{}", stages.summary());
+    Ok(stages.ok())
+}
+
+/// The folder of reference models, or `None` when a stage has said why there is none.
+fn prepare_models(workspace: &Workspace, stages: &mut Stages) -> Option<PathBuf> {
+    let mut python = None;
+    stages.run("python environment", || {
+        python = Some(python::interpreter(workspace)?);
+        Ok(Outcome::Passed)
+    });
+    let mut models = None;
+    stages.run(MODELS, || {
+        unless_not_yet(MODELS, || {
+            let Some(python) = &python else { bail!("there is no Python environment to make them with") };
+            models = Some(python::reference_models(workspace, python)?);
+            Ok(())
+        })
+    });
+    models
+}
+
+/// `cargo test`, then what it said about ignored cases.
+fn run_tests(workspace: &Workspace, models: Option<&Path>, bless: bool, stages: &mut Stages) {
+    let mut output = String::new();
+    let mut complete = false;
+    stages.run("cargo test", || {
+        let mut test = workspace.cargo("test --workspace --no-fail-fast");
+        match models {
+            Some(models) => test.env(MODELS_VARIABLE, models),
+            None => test.env_remove(MODELS_VARIABLE),
+        };
+        (complete, output) = shell::tee(&mut test)?;
+        if !complete {
+            bail!("cases failed; they are named above");
+        }
+        Ok(Outcome::Passed)
+    });
+    stages.run("ignored cases", || {
+        let cases = ignored::parse(&output)?;
+        for case in &cases {
+            println!("ignored: {case}");
+        }
+        if !complete {
+            return Ok(Outcome::Skipped("cargo test did not succeed".into()));
+        }
+        if ignored::has_gpu() {
+            return Ok(Outcome::Skipped("this machine has a GPU; the list is of one without".into()));
+        }
+        ignored::compare(workspace, &cases, bless)?;
+        Ok(Outcome::Passed)
+    });
+}
+
+/// The control block's protocol under every interleaving.
+fn run_loom(workspace: &Workspace) -> Result<Outcome> {
+    let mut loom =
+        workspace.cargo("test --quiet -p flashboot-core --release --lib --target-dir target/loom loom");
+    let output = shell::quiet(loom.env("RUSTFLAGS", "--cfg loom"))?;
+    if output.contains("running 0 tests") {
+        bail!("no loom test was found:\n{output}");
+    }
+    Ok(Outcome::Passed)
+}
+
+fn run_fuzz(workspace: &Workspace, stages: &mut Stages) {
+    let mut built = None;
+    stages.run("fuzz: build", || {
+        if let Some(reason) = fuzz::missing() {
+            return Ok(Outcome::Skipped(reason));
+        }
+        built = Some(fuzz::build(workspace)?);
+        Ok(Outcome::Passed)
+    });
+    let Some(built) = built else { return };
+    for target in &built.targets {
+        stages.run(&format!("fuzz: {target}"), || {
+            fuzz::run(workspace, &built, target)?;
+            Ok(Outcome::Passed)
+        });
+    }
+}
+
+/// A seed and its clones on this host, as the README shows it.
+fn run_demo(workspace: &Workspace) -> Result<()> {
+    shell::run(&mut workspace.cargo("run --quiet --release -p flashboot-cli -- demo"))
+}
+
+fn unless_not_yet(stage: &str, body: impl FnOnce() -> Result<()>) -> Result<Outcome> {
+    if let Some((_, reason)) = NOT_YET.iter().find(|(name, _)| *name == stage) {
+        return Ok(Outcome::Skipped((*reason).into()));
+    }
+    body().map(|()| Outcome::Passed)
+}

@@ -1,0 +1,87 @@
+//! The Python environment of the tests, and the reference models made with it.
+//!
+//! Both lie in the cache, outside the clone. The environment was made under another name, so the scripts in
+//! its `bin` point nowhere: use `python -m`.
+
+use super::cache;
+use crate::{shell, workspace::Workspace};
+use anyhow::{Context as _, Result, bail};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const LOCK: &str = "xtask/python/requirements.lock";
+/// `make_reference_models.py OUTDIR` makes every model the tests compare with in a folder that is there and
+/// empty; the same each time it runs.
+pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
+/// What the environment is for; also what it must be able to do to count as whole.
+const IMPORTS: &str = "import accelerate, safetensors.torch, torch, transformers";
+
+/// The interpreter of an environment that has what the lock file lists, made if need be.
+pub(crate) fn interpreter(workspace: &Workspace) -> Result<PathBuf> {
+    let lock = workspace.path(LOCK);
+    let key = cache::key(&[&fs::read(&lock).context(LOCK)?]);
+    // A system Python that was replaced since leaves an environment that no longer starts.
+    let starts = |at: &Path| shell::succeeds(Command::new(python_in(at)).args(["-c", "pass"]));
+    let folder =
+        cache::get_or_make(&cache::folder()?, &format!("python-{key}"), starts, |at| make(at, &lock))?;
+    Ok(python_in(&folder))
+}
+
+/// The folder of reference models that belongs to the script and lock file as they are, made if need be.
+pub(crate) fn reference_models(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    let script = workspace.path(SCRIPT);
+    let key =
+        cache::key(&[&fs::read(&script).context(SCRIPT)?, &fs::read(workspace.path(LOCK)).context(LOCK)?]);
+    let make = |at: &Path| {
+        fs::create_dir(at)?;
+        let mut command = Command::new(python);
+        command.arg(&script).arg(at).env("HF_HUB_OFFLINE", "1").env("TOKENIZERS_PARALLELISM", "false");
+        shell::run(&mut command)
+    };
+    cache::get_or_make(&cache::folder()?, &format!("models-{key}"), |_| true, make)
+}
+
+fn python_in(environment: &Path) -> PathBuf {
+    environment.join("bin/python")
+}
+
+fn make(at: &Path, lock: &Path) -> Result<()> {
+    println!("making a Python environment in {} (torch is 3 GB to fetch, once)", at.display());
+    ensure_venv()?;
+    shell::run(Command::new("python3").args(["-m", "venv"]).arg(at))?;
+    let python = python_in(at);
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    // What is needed at run time is compiled when it is first imported; all of torch takes minutes.
+    install.args(["--no-deps", "--no-compile", "--only-binary", ":all:", "--requirement"]).arg(lock);
+    shell::run(&mut install)?;
+    shell::quiet(Command::new(&python).args(["-c", IMPORTS]))?;
+    Ok(())
+}
+
+/// Debian packages `venv` apart from `python3`; root may bring it, others are told.
+fn ensure_venv() -> Result<()> {
+    if !shell::succeeds(Command::new("python3").arg("--version")) {
+        bail!("there is no python3; install Python 3.11 or later");
+    }
+    if shell::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
+        return Ok(());
+    }
+    let apt = Path::new("/usr/bin/apt-get").exists();
+    if !(apt && shell::quiet(Command::new("id").arg("-u"))?.trim() == "0") {
+        bail!("python3 has no venv module; install it (Debian: `apt-get install python3-venv`)");
+    }
+    let install = || {
+        let mut command = Command::new("apt-get");
+        command.args(["install", "-y", "--no-install-recommends", "python3-venv"]);
+        shell::run(command.env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    // A fresh machine may have no package lists yet.
+    install().or_else(|_| {
+        shell::run(Command::new("apt-get").arg("update"))?;
+        install()
+    })
+}
