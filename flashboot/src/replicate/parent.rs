@@ -321,6 +321,8 @@ fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
     let mut command = Command::new(&workers.program);
     command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    // A terminal's Ctrl-C is for the parent, which ends them in order; they see its end by their stdin.
+    command.process_group(0);
     command.spawn().map_err(|e| {
         let detail = format!("starting {} as {}: {e}", workers.program.display(), who(rank));
         Error::from_errno("spawn", e.raw_os_error().unwrap_or(0), detail)
