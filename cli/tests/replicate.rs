@@ -182,6 +182,24 @@ fn no_worker_outlives_its_parent() {
 }
 
 #[test]
+fn a_worker_without_a_parent_removes_nothing_that_is_not_a_runs() {
+    let place = Place::new();
+    for directory in ["precious", "flashboot-precious"] {
+        let kept = place.path(directory).join("kept");
+        fs::create_dir_all(kept.parent().unwrap()).unwrap();
+        fs::write(&kept, "mine").unwrap();
+        let board = format!("{directory}/board");
+        // Its stdin is at its end: the parent is dead.
+        let output = place
+            .flashboot(&["worker", "--level", "warn", "--board", &board, "--rank", "0"])
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "mine");
+    }
+}
+
+#[test]
 fn a_parent_that_is_asked_to_stop_ends_its_workers() {
     let place = Place::new();
     let image = place.image("m", &[("a", 64 * MIB)]);
