@@ -2,7 +2,7 @@
 //!
 //! A backend's test target is one line, with `harness = false`:
 //!
-//! ```ignore
+//! ```text
 //! fn main() -> std::process::ExitCode { flashboot_conformance::main(|| Box::new(MyFixture)) }
 //! ```
 //!
