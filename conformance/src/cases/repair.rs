@@ -67,7 +67,7 @@ async fn hopeless(ctx: Ctx) {
     }
     let member = ctx.unlucky(&geometry, (0..20).map(|pull| (pull, Misfortune::Corrupt)).collect()).await;
     let ended = member.run(Schedule::Chain { clones: 1 }, &Plan::verified(SALT)).await;
-    assert_eq!(ended.expect_err("nothing verified").kind(), Kind::SourceLost);
+    assert_eq!(ended.expect_err("nothing verified").kind(), Kind::Corrupt);
     assert_eq!(member.arena.observe(ShardId(0)).progress, 0, "nothing is published");
     ctx.barrier("done").await;
 }
