@@ -24,6 +24,7 @@ impl Failure {
             peer: None,
             chunk: None,
             code: None,
+            code_text: None,
             remedy: None,
             message,
         };
