@@ -36,6 +36,8 @@ struct State {
     /// Mapped before the release.
     ahead: BTreeMap<PeerId, Box<dyn Mover>>,
     lost: BTreeSet<Rank>,
+    /// Those of `lost` that gave wrong bytes or were refilled: never asked again.
+    refused: BTreeSet<Rank>,
     hops: Vec<HopTaken>,
 }
 
@@ -115,6 +117,14 @@ impl Peers {
         if may_finish { Found::Later } else { Found::Nobody }
     }
 
+    /// Lets every source be asked again that gave no wrong bytes; false when there is none.
+    fn forgive(&self) -> bool {
+        let mut state = self.state();
+        let before = state.lost.len();
+        state.lost = state.refused.clone();
+        state.lost.len() < before
+    }
+
     async fn is_gone(&self, rank: Rank) -> bool {
         matches!(self.board.look(&job::name(About::Gone, rank)).await, Ok(Some(_)))
     }
@@ -182,8 +192,14 @@ impl Sources for Peers {
         }
     }
 
-    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, _cause: &Error) -> Option<PeerId> {
-        self.state().lost.insert(rank_of(lost));
+    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
+        {
+            let mut state = self.state();
+            state.lost.insert(rank_of(lost));
+            if cause.kind().is_refusal() {
+                state.refused.insert(rank_of(lost));
+            }
+        }
         let until = Instant::now() + self.job.settings.stall;
         loop {
             match self.candidate().await {
@@ -192,6 +208,8 @@ impl Sources for Peers {
                     return Some(PeerId(u64::from(rank)));
                 }
                 Found::Later if Instant::now() < until => tokio::time::sleep(ASK_EVERY).await,
+                // Whoever only stood still, or broke off, may have come back; the machine bounds how often we ask.
+                Found::Nobody if self.forgive() => {}
                 Found::Later | Found::Nobody => return None,
             }
         }
