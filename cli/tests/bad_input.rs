@@ -214,6 +214,22 @@ fn what_may_not_be_read_is_not_taken_for_missing() {
     assert!(!place.path("image2").exists());
 }
 
+#[test]
+fn without_threads_the_work_is_done_all_the_same() {
+    let place = Place::new();
+    let image = place.image("m", &[("t", 40 * MIB)]);
+    fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    for args in
+        [&["verify", text(&image)][..], &["pack", "m", "-o", "i"], &["unpack", text(&image), "-o", "b"]]
+    {
+        let command = as_nobody(&place, &place.flashboot(args));
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nproc=1", "--"]).arg(command.get_program()).args(command.get_args());
+        let output = limited.current_dir(place.0.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", said(&output));
+    }
+}
+
 /// The same command without root's powers, when this is root.
 fn as_nobody(place: &Place, command: &Command) -> Command {
     let root = fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m)).unwrap() == 0;
