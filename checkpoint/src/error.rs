@@ -300,6 +300,14 @@ pub enum Error {
         /// In a shard, not named by the index.
         not_in_index: Names,
     },
+    /// Shards beside an index that it does not name.
+    #[error("{}: the index is stale: it names nothing of {names}, which lie beside it and are numbered as its shards are; fetch the index and the shards of one revision, or move those files away", index.display())]
+    ShardNotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The files.
+        names: Names,
+    },
     /// One name in two shards.
     #[error("{}: tensor `{tensor}` is in `{other}` too; a name may appear in one shard", file.display())]
     InTwoShards {
@@ -429,7 +437,7 @@ impl Error {
             },
             Self::Exists { .. } | Self::NotReplaceable { .. } | Self::SeveralIndices { .. } => Kind::Invalid,
             Self::Layout(_) | Self::NotUnpackable { .. } => Kind::Invalid,
-            Self::ImageVersion { .. } => Kind::Mismatch,
+            Self::ImageVersion { .. } | Self::ShardNotInIndex { .. } => Kind::Mismatch,
             Self::Cancelled { .. } => Kind::Cancelled,
             _ => Kind::Corrupt,
         }

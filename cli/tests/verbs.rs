@@ -44,6 +44,32 @@ fn a_checkpoint_goes_there_and_back_bit_for_bit() {
 }
 
 #[test]
+fn a_path_that_is_not_utf8_is_no_failure() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let place = Place::new();
+    place.image("m", &[("t", 100)]);
+    let name = std::ffi::OsStr::from_bytes(b"im\xffage");
+    let output = place.flashboot(&["pack", "m", "--json", "-o"]).arg(name).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", common::said(&output));
+    assert_eq!(common::object(&output)["image"], "im\u{fffd}age");
+    let output = place.flashboot(&["inspect", "--json"]).arg(name).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", common::said(&output));
+}
+
+#[test]
+fn a_config_that_cannot_be_used_is_noted_by_pack() {
+    let place = Place::new();
+    place.image("m", &[("t", 100)]);
+    fs::write(place.path("m/config.json"), "{\"x\": Infinity}").unwrap();
+    let output = place.flashboot(&["pack", "m", "-o", "again"]).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("note      config.json"),
+        "{}",
+        common::said(&output)
+    );
+}
+
+#[test]
 fn a_difference_is_named_and_exits_with_1() {
     let place = Place::new();
     for (name, len) in [("x", 10), ("y", 11)] {

@@ -34,7 +34,7 @@ pub(crate) struct DemoArgs {
 
 #[derive(serde::Serialize)]
 struct Demo {
-    model: PathBuf,
+    model: String,
     inspect: Inspection,
     pack: PackReport,
     verify: VerifyReport,
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
         output.text(&format!("kept      {}\n", kept.display()))?;
     }
     let demo = Demo {
-        model,
+        model: model.to_string_lossy().into_owned(),
         inspect: inspection,
         pack: packed,
         verify: verified,
