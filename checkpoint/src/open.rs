@@ -111,7 +111,13 @@ impl Checkpoint {
         if meta.is_dir() {
             return match find_index(path)? {
                 Some(index) => Self::from_index(path, &index, options),
-                None => Self::from_files(path, list_safetensors(path)?, options),
+                None => {
+                    let files = list_safetensors(path)?;
+                    if files.is_empty() && crate::image::is_image(path)? {
+                        return Err(Error::IsImage { path: path.into() });
+                    }
+                    Self::from_files(path, files, options)
+                }
             };
         }
         let dir = match path.parent() {

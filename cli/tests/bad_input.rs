@@ -48,6 +48,10 @@ fn paths_that_are_not_what_they_should_be_are_refused() {
         refused(&place, &[verb, "nothing"], 3, &["nothing"]);
         refused(&place, &[verb, "empty"], 3, &["is not an image"]);
     }
+    checkpoint(&place, "a", &safetensors(&[("t", 1)]));
+    for file in ["a/model.safetensors", "/dev/null"] {
+        refused(&place, &["verify", file], 3, &["is not an image"]);
+    }
     refused(&place, &["unpack", "empty", "-o", "back"], 3, &["is not an image"]);
     refused(&place, &["diff", "empty", "nothing"], 3, &["empty"]);
     refused(&place, &["demo", "--model", "nothing"], 3, &["nothing"]);
@@ -68,7 +72,13 @@ fn broken_checkpoints_are_refused_with_file_tensor_and_sizes() {
     let huge = checkpoint(&place, "huge", &u64::MAX.to_le_bytes());
     refused(&place, &["pack", &huge, "-o", "image"], 3, &["model.safetensors"]);
     let cap = ["pack", "--header-cap", "16", &cut, "-o", "image"];
-    refused(&place, &cap, 3, &["above the cap of 16"]);
+    let error = refused(&place, &cap, 3, &["above the cap of 16", "--header-cap"]);
+    assert_eq!(error["op"], "parse");
+    assert!(error["remedy"].as_str().unwrap().contains("--header-cap"));
+    let mut more = whole.clone();
+    more.push(0);
+    let more = checkpoint(&place, "more", &more);
+    refused(&place, &["pack", &more, "-o", "image"], 3, &["1 bytes after", "--allow-trailing"]);
 
     fs::create_dir(place.path("sharded")).unwrap();
     let index = r#"{"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
@@ -120,7 +130,10 @@ fn damaged_images_are_refused_before_a_byte_moves() {
 fn what_is_there_is_not_overwritten_unasked() {
     let place = Place::new();
     let image = place.image("m", &[("t", 100)]);
-    refused(&place, &["pack", "m", "-o", text(&image)], 3, &["already exists"]);
+    refused(&place, &["pack", "m", "-o", text(&image)], 3, &["already exists", "--replace"]);
+    refused(&place, &["pack", text(&image), "-o", "again"], 3, &["is an image already"]);
+    let long = "n".repeat(255);
+    place.ok(&["pack", "m", "-o", &long]);
     place.ok(&["pack", "m", "-o", text(&image), "--replace"]);
     fs::create_dir(place.path("mine")).unwrap();
     fs::write(place.path("mine/thesis.txt"), "x").unwrap();
