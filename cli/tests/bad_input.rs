@@ -168,6 +168,9 @@ fn bad_usage_exits_with_2() {
         (&["replicate", image, "--allow", "ipc,pigeon"], &["pigeon"]),
         (&["replicate", image, "--depth", "0"], &["replicate.depth"]),
         (&["replicate", image, "--stall", "soon"], &["soon"]),
+        (&["replicate", image, "--stall", "0s"], &["replicate.stall", "--stall"]),
+        (&["replicate", image, "--setup-timeout", "0s"], &["--setup-timeout"]),
+        (&["replicate", image, "--transfer-timeout", "0ms"], &["--transfer-timeout"]),
         (&["replicate", image, "--rank", "target-9-0-0-0"], &["target-9-0-0-0", "target-0-0-0-0"]),
         (&["replicate", image, "--kill", "0@0"], &["seed"]),
         (&["replicate", image, "--kill", "2@0"], &["no such clone"]),
@@ -225,6 +228,21 @@ fn what_may_not_be_read_is_not_taken_for_missing() {
         as_nobody(&place, place.flashboot(&["pack", "m", "-o", "image2"]).arg("--json")).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(!place.path("image2").exists());
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_an_error_with_a_remedy() {
+    let place = Place::new();
+    place.image("m", &[("t", MIB)]);
+    let command = place.flashboot(&["pack", "m", "-o", "big", "--json"]);
+    let mut limited = Command::new("prlimit");
+    limited.args(["--fsize=65536", "--"]).arg(command.get_program()).args(command.get_args());
+    let output = limited.current_dir(place.0.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let error = &object(&output)["error"];
+    assert_eq!((&error["kind"], &error["code"]), (&"exhausted".into(), &27.into()), "{error}");
+    assert!(error["remedy"].as_str().unwrap().contains("ulimit -f"));
+    assert!(!place.path("big").exists());
 }
 
 #[test]

@@ -171,6 +171,8 @@ fn without_a_model_the_demonstration_says_what_to_do() {
     let error = &common::object(&output)["error"];
     assert_eq!(error["kind"], "unavailable");
     assert!(error["remedy"].as_str().unwrap().contains("--model"));
+    let (code, _) = place.json(&["demo", "--model", "nothing", "--keep", "new/er/kept"]);
+    assert!(code == 3 && !place.path("new").exists(), "a failed demonstration keeps nothing");
     let left: Vec<_> = fs::read_dir(place.path("cache")).unwrap().collect();
     assert!(left.is_empty(), "nothing half-made stays in the cache");
 }
