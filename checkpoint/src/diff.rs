@@ -1,6 +1,7 @@
 //! Whether two models are the same, tensor by tensor: checkpoints, images, or one of each. How the tensors are
 //! spread over files, and in what order, makes no difference.
 
+use crate::direct::zeroes;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::inspect::Opened;
@@ -200,7 +201,10 @@ fn compare(a: &Side<'_>, one: &Entry<'_>, b: &Side<'_>, other: &Entry<'_>) -> Re
     }
     // One dtype and one shape are one length.
     let len = usize::try_from(one.bytes).unwrap_or(PIECE).min(PIECE);
-    let (mut left, mut right) = (vec![0; len], vec![0; len]);
+    let buffer = |side: &Side<'_>, entry: &Entry<'_>| {
+        zeroes(side.files.get(entry.file).map_or(Path::new(""), |file| &file.path), len)
+    };
+    let (mut left, mut right) = (buffer(a, one)?, buffer(b, other)?);
     let mut at = 0;
     while at < one.bytes {
         let now = usize::try_from(one.bytes - at).unwrap_or(len).min(len);

@@ -114,6 +114,25 @@ fn damage_is_found_by_block_and_exits_with_3() {
 }
 
 #[test]
+fn the_headline_of_replicate_is_what_its_clones_verified() {
+    let place = Place::new();
+    let image = place.image("m", &[("t", 33 * MIB)]);
+    for (args, says) in [
+        (&["-n", "2"][..], "16MiB, every block verified\n"),
+        (&["-n", "2", "--topology", "star", "--kill", "2@0"], "every block verified at 1 of them only"),
+        (&["--no-verify"], "NOT VERIFIED"),
+    ] {
+        let output = place
+            .flashboot(&["replicate", text(&image), "--chunk", "16MiB", "--transport", "ipc"])
+            .args(args)
+            .output()
+            .unwrap();
+        let said = common::said(&output);
+        assert!(output.status.success() && said.contains(says), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn people_get_text_and_no_escape_codes_in_a_pipe() {
     let place = Place::new();
     let image = place.image("m", &[("t", MIB)]);

@@ -84,6 +84,10 @@ fn io(op: &'static str, path: &Path, e: &std::io::Error) -> Failure {
 }
 
 fn no_model(detail: String) -> Failure {
+    if interrupt::asked() {
+        let detail = "stopped by a signal while the model was fetched; nothing was left behind";
+        return Error::new(Kind::Cancelled, "demo", detail).into();
+    }
     Error::new(Kind::Unavailable, "demo", detail)
         .with_remedy("give a checkpoint of your own with --model PATH")
         .into()
