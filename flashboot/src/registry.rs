@@ -124,7 +124,7 @@ impl Registry {
                     "transport",
                     format!("{name} is not among those allowed"),
                 )
-                .with_remedy("add it to `replicate.allow`, or choose another transport"));
+                .with_remedy("add it to --allow (replicate.allow), or choose another transport"));
             }
             Choice::Only(name) => vec![name],
             Choice::Auto => {
@@ -169,6 +169,12 @@ fn none_left(what: &str, passed: &[PassedOver]) -> Error {
     let error = Error::new(Kind::Unavailable, "transport", format!("{what} ({})", each.join("; ")));
     match passed.iter().find(|p| !p.remedy.is_empty()) {
         Some(p) => error.with_remedy(p.remedy.clone()),
+        None if passed.is_empty() => Error::new(
+            Kind::Unavailable,
+            "transport",
+            format!("{what}: none that is allowed moves bytes between processes"),
+        )
+        .with_remedy("add one, such as ipc, to --allow (replicate.allow), or choose --transport mock"),
         None => error,
     }
 }
