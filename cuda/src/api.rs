@@ -58,10 +58,6 @@ macro_rules! api {
             $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> u32,)*
         }
 
-        /// The symbols looked up, for the stand-in to export and for tests to compare.
-        #[cfg(test)]
-        pub(crate) const SYMBOLS: &[&str] = &[$($symbol),*];
-
         impl Api {
             fn load() -> Result<Self> {
                 // SAFETY: looking for a library runs its initialisers; libcuda's are meant to be run so.

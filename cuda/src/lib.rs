@@ -9,7 +9,33 @@
 //! `vmm`, `stream`, `host`), then `arena`, `hash` and `mover`.
 
 mod api;
+mod arena;
+mod bounce;
+mod context;
+mod device;
 mod error;
+mod hash;
+mod host;
+mod import;
+mod mover;
 mod ops;
+pub mod probe;
+mod stream;
+mod upload;
+mod vmm;
+mod words;
 
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
+pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
+pub use context::Context;
+pub use device::{Device, Features, OLDEST_DRIVER};
 pub use error::CudaError;
+pub use host::{Pinned, Registered};
+pub use import::Import;
+pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive};
+pub use stream::{Event, Stream};
+pub use upload::{HostBytes, Upload};

@@ -19,22 +19,13 @@ use std::{
 pub(crate) type Call<T> = std::result::Result<T, CudaError>;
 
 /// A driver object. Its value is the driver's own; it means something only to the [`Ops`] that gave it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Object(pub(crate) usize);
 
 impl Object {
     fn raw(self) -> Opaque {
         ptr::with_exposed_provenance_mut(self.0)
     }
-}
-
-/// A handle that another process can import.
-#[derive(Debug)]
-pub(crate) enum Shareable {
-    /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-    Fd(OwnedFd),
-    /// `CU_MEM_HANDLE_TYPE_FABRIC`.
-    Fabric(Box<[u8; 64]>),
 }
 
 /// `CU_MEM_HANDLE_TYPE_…`, as bits.
@@ -116,6 +107,8 @@ pub(crate) trait Ops: Send + Sync + fmt::Debug {
     fn init(&self) -> Call<()>;
     fn driver_version(&self) -> Call<u32>;
     fn device_count(&self) -> Call<u32>;
+    /// The device with this number.
+    fn device_get(&self, number: u32) -> Call<Ordinal>;
     fn device_name(&self, device: Ordinal) -> Call<String>;
     fn device_uuid(&self, device: Ordinal) -> Call<[u8; 16]>;
     fn device_attribute(&self, device: Ordinal, attribute: u32) -> Call<i32>;
@@ -224,6 +217,12 @@ impl Ops for Real {
         let mut count = 0;
         cu!(self, device_count, "cuDeviceGetCount", &raw mut count)?;
         Ok(count.unsigned_abs())
+    }
+
+    fn device_get(&self, number: u32) -> Call<Ordinal> {
+        let mut device = 0;
+        cu!(self, device_get, "cuDeviceGet", &raw mut device, number.cast_signed())?;
+        Ok(device)
     }
 
     fn device_name(&self, device: Ordinal) -> Call<String> {

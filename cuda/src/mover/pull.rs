@@ -1,0 +1,118 @@
+//! One pull that is under way, and who may let go of it.
+
+use super::Hop;
+use crate::{
+    hash::Launched,
+    stream::{Event, Pooled},
+};
+use async_trait::async_trait;
+use flashboot_core::{Error, InFlight, Kind, Landed, Pull, Result, claims::Claim};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// What a pull owns, until the GPU has passed its last mark: the claim on the range, and by the hop both mappings.
+/// Dropping it unwaited waits.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    /// Given up before `hop`.
+    claim: Option<Claim>,
+    hop: Arc<Hop>,
+    /// The mark after the copy and the one after everything; without them the streams themselves are waited for.
+    marks: Option<(Pooled<Event>, Pooled<Event>)>,
+    waited: bool,
+}
+
+impl Fence {
+    pub(crate) fn new(hop: Arc<Hop>, claim: Claim) -> Self {
+        Self { claim: Some(claim), hop, marks: None, waited: false }
+    }
+
+    pub(crate) fn ends_with(&mut self, copied: Pooled<Event>, end: Pooled<Event>) {
+        self.marks = Some((copied, end));
+    }
+
+    /// Blocks until nothing of the pull will touch memory any more. An error that is not sticky leaves that
+    /// unknown, so the streams are drained as well.
+    fn wait(&mut self) -> Result<()> {
+        self.waited = true;
+        let marked = match &self.marks {
+            Some((_, end)) => end.wait(self.hop.config.spin),
+            None => self.drain(),
+        };
+        marked.inspect_err(|_| {
+            // After a sticky error the context runs nothing any more: quiet as well.
+            let _ = self.drain();
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        let copy = self.hop.copy.synchronize();
+        copy.and(self.hop.hash.synchronize())
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        if !self.waited {
+            // Nobody asked: the result has no reader.
+            let _ = self.wait();
+        }
+        drop(self.claim.take());
+    }
+}
+
+/// A pull as the hop's thread has it.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) fence: Fence,
+    pub(crate) pull: Pull,
+    pub(crate) queued: Result<Option<Launched>>,
+    pub(crate) tell: oneshot::Sender<Result<Landed>>,
+}
+
+impl Job {
+    /// Waits, hashes through the host where the kernel did not, gives the range back, and then tells.
+    pub(crate) fn finish(self) {
+        let Self { mut fence, pull, queued, tell } = self;
+        let waited = fence.wait();
+        // A failure to queue is the cause of whatever came after it.
+        let result = match (queued, waited) {
+            (Err(e), _) | (Ok(_), Err(e)) => Err(e),
+            (Ok(launched), Ok(())) => fence.hop.digests(pull, launched),
+        };
+        drop(fence);
+        // Nobody may be left to hear it.
+        let _ = tell.send(result.map(|digests| Landed { digests }));
+    }
+}
+
+/// The caller's end of a pull. A copy that the GPU has begun cannot be stopped, so cancelling changes nothing: it
+/// lands, soon.
+#[derive(Debug)]
+pub(crate) struct CudaInFlight {
+    result: oneshot::Receiver<Result<Landed>>,
+    told: Option<Result<Landed>>,
+}
+
+impl CudaInFlight {
+    pub(crate) fn new(result: oneshot::Receiver<Result<Landed>>) -> Self {
+        Self { result, told: None }
+    }
+}
+
+#[async_trait]
+impl InFlight for CudaInFlight {
+    fn cancel(&self) {}
+
+    async fn quiesced(&mut self) -> Result<Landed> {
+        if let Some(told) = &self.told {
+            return told.clone();
+        }
+        let told = (&mut self.result).await.unwrap_or_else(|_| {
+            // `Fence` has waited before the sender went.
+            Err(Error::new(Kind::Cancelled, "pull", "the hop's thread ended before the pull"))
+        });
+        self.told = Some(told.clone());
+        told
+    }
+}
