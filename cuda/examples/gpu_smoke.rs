@@ -343,7 +343,14 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
     report.figure(format!("{name}_open_ms"), ms(began));
     let mut raw = Duration::MAX;
     for _ in 0..5 {
-        raw = raw.min(mover.measure_raw(ByteRange::new(0, payload))?);
+        raw = raw.min(mover.measure_raw(ByteRange::new(0, payload), payload)?);
+    }
+    for (label, chunk) in [("64m", 64 * MIB), ("256m", CHUNK), ("1g", GIB)] {
+        let mut best = Duration::MAX;
+        for _ in 0..5 {
+            best = best.min(mover.measure_raw(ByteRange::new(0, payload), chunk)?);
+        }
+        report.figure(format!("{name}_raw_in_{label}_gb_per_s"), gb_per_s(payload, best));
     }
     report.figure(format!("{name}_raw_gb_per_s"), gb_per_s(payload, raw));
     let all = source.digests(ByteRange::new(0, payload), BLOCK)?;
@@ -379,11 +386,48 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
         Ok::<(), flashboot_core::Error>(())
     })?;
     report.figure(format!("{name}_observe_us"), ms(began) * 1e3 / f64::from(looks));
-    let began = Instant::now();
-    runtime.block_on(async {
-        mover.start(Pull { range: ByteRange::new(0, BLOCK), hash: None })?.quiesced().await
-    })?;
-    report.figure(format!("{name}_pull_16m_us"), ms(began) * 1e3);
+    latencies(&mover, &runtime, name, report)
+}
+
+/// What one small pull takes, and what all chunks take when they are queued at once.
+fn latencies(
+    mover: &CudaMover,
+    runtime: &tokio::runtime::Runtime,
+    name: &str,
+    report: &mut Report,
+) -> Outcome {
+    let mut whole = Vec::new();
+    let mut start = Vec::new();
+    for _ in 0..200 {
+        let began = Instant::now();
+        runtime.block_on(async {
+            let mut pull = mover.start(Pull { range: ByteRange::new(0, BLOCK), hash: None })?;
+            start.push(began.elapsed());
+            pull.quiesced().await
+        })?;
+        whole.push(began.elapsed());
+    }
+    for (label, mut times) in [("start", start), ("pull_16m", whole)] {
+        times.sort();
+        let median = times.get(times.len() / 2).copied().unwrap_or_default();
+        report.figure(format!("{name}_{label}_us"), median.as_secs_f64() * 1e6);
+    }
+    let payload = 8 * GIB;
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let began = Instant::now();
+        runtime.block_on(async {
+            let chunks = (0..payload / CHUNK).map(|i| ByteRange::new(i * CHUNK, (i + 1) * CHUNK));
+            let pulls: Result<Vec<_>, _> =
+                chunks.map(|range| mover.start(Pull { range, hash: None })).collect();
+            for mut pull in pulls? {
+                pull.quiesced().await?;
+            }
+            Ok::<(), flashboot_core::Error>(())
+        })?;
+        best = best.min(began.elapsed());
+    }
+    report.figure(format!("{name}_all_queued_256m_gb_per_s"), gb_per_s(payload, best));
     Ok(())
 }
 

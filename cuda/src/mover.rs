@@ -19,7 +19,7 @@ use flashboot_core::{
     Result, ShardId, control,
 };
 use look::{Looks, Watch};
-use pull::{CudaInFlight, Fence, Job};
+use pull::{CudaInFlight, Fence, Job, Marks};
 use std::{
     fmt,
     sync::{Arc, mpsc},
@@ -156,12 +156,12 @@ impl CudaMover {
         Ok(Self { jobs, hop })
     }
 
-    /// Copies `range` in one piece, without hashing, and gives the time the GPU took: the limit that a hop's speed is
-    /// measured against. Blocks.
+    /// Copies `range` in pieces of `chunk` bytes queued at once, without hashing, and gives the time the GPU took: the
+    /// limit that a hop's speed is measured against. Blocks.
     ///
     /// # Errors
     /// As for [`start`](Mover::start).
-    pub fn measure_raw(&self, range: ByteRange) -> Result<Duration> {
+    pub fn measure_raw(&self, range: ByteRange, chunk: u64) -> Result<Duration> {
         let hop = &self.hop;
         let to = hop.into.inside("pull", range)?;
         let claim = hop.into.claim(range)?;
@@ -169,7 +169,14 @@ impl CudaMover {
         // Dropped at the end of every path: waits for what was queued.
         let fence = Fence::new(Arc::clone(hop), claim);
         begin.record(&hop.copy)?;
-        hop.queue(Pull { range, hash: None }, to, &end)?;
+        let mut at = 0;
+        while at < range.len() {
+            let size = chunk.max(1).min(range.len() - at);
+            let start = range.start + at;
+            hop.queue_copy(ByteRange::new(start, start + size), to + at)?;
+            at += size;
+        }
+        end.record(&hop.copy)?;
         drop(fence);
         end.elapsed_since(&begin)
     }
@@ -185,21 +192,32 @@ impl Hop {
         self.into.context()
     }
 
-    /// One pull's work, in the order it is queued. Whatever fails, what was queued before it is under way.
-    fn queue(&self, pull: Pull, to: u64, copied: &Event) -> Result<Option<Launched>> {
-        let from = self.import.at() + pull.range.start;
+    fn queue_copy(&self, range: ByteRange, to: u64) -> Result<()> {
+        let from = self.import.at() + range.start;
         self.context().call(|ops| {
             // SAFETY: both ranges lie inside payloads of one length, checked; the caller's fence keeps both
-            // mappings, and the claim everyone else off the destination, until the streams have passed.
-            unsafe { ops.copy_dtod(to, from, pull.range.len(), self.copy.object()) }?;
-            copied.record_with(ops, &self.copy)
+            // mappings, and the claim everyone else off the destination, until the stream has passed.
+            unsafe { ops.copy_dtod(to, from, range.len(), self.copy.object()) }
+        })
+    }
+
+    /// One pull's work and its last mark, in the order it is queued. Whatever fails, what was queued before it is
+    /// under way.
+    fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
+        self.queue_copy(pull.range, to)?;
+        let Some((block, copied)) = pull.hash.zip(marks.copied.as_deref()) else {
+            return marks.end.record(&self.copy).map(|()| None);
+        };
+        self.context().call(|ops| {
+            copied.record_with(ops, &self.copy)?;
+            ops.stream_wait_event(self.hash.object(), copied.object())
         })?;
-        let Some(block) = pull.hash else { return Ok(None) };
-        self.context().call(|ops| ops.stream_wait_event(self.hash.object(), copied.object()))?;
         let data = self.into.inside("hash", ByteRange::new(0, 0))?;
         let payload = self.into.payload();
         // SAFETY: as above; the hash stream waits for the copy.
-        unsafe { self.into.hasher().launch(&self.hash, data, payload, pull.range, block) }
+        let launched = unsafe { self.into.hasher().launch(&self.hash, data, payload, pull.range, block) }?;
+        marks.end.record(&self.hash)?;
+        Ok(launched)
     }
 }
 
@@ -247,15 +265,12 @@ impl Mover for CudaMover {
             return Ok(Box::new(CudaInFlight::new(result)));
         }
         let event = || hop.events.take(|_| true, || Event::new(hop.context()));
-        let (copied, end) = (event()?, event()?);
+        let copied = if pull.hash.is_some() { Some(event()?) } else { None };
+        let marks = Marks { copied, end: event()? };
         let mut fence = Fence::new(Arc::clone(hop), claim);
-        let mut queued = hop.queue(pull, to, &copied);
-        let last = if pull.hash.is_some() { &hop.hash } else { &hop.copy };
+        let queued = hop.queue(pull, to, &marks);
         if queued.is_ok() {
-            match end.record(last) {
-                Ok(()) => fence.ends_with(copied, end),
-                Err(e) => queued = Err(e),
-            }
+            fence.ends_with(marks);
         }
         let job = Job { fence, pull, queued, tell };
         if let Err(mpsc::SendError(job)) = self.jobs.send(job) {

@@ -10,6 +10,15 @@ use flashboot_core::{Error, InFlight, Kind, Landed, Pull, Result, claims::Claim}
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
+/// Where a pull's work ends.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    /// On the copy stream, for the hash stream to wait for; only where there is something to hash.
+    pub(crate) copied: Option<Pooled<Event>>,
+    /// After everything.
+    pub(crate) end: Pooled<Event>,
+}
+
 /// What a pull owns, until the GPU has passed its last mark: the claim on the range, and by the hop both mappings.
 /// Dropping it unwaited waits.
 #[derive(Debug)]
@@ -17,8 +26,8 @@ pub(crate) struct Fence {
     /// Given up before `hop`.
     claim: Option<Claim>,
     hop: Arc<Hop>,
-    /// The mark after the copy and the one after everything; without them the streams themselves are waited for.
-    marks: Option<(Pooled<Event>, Pooled<Event>)>,
+    /// Without them the streams themselves are waited for.
+    marks: Option<Marks>,
     waited: bool,
 }
 
@@ -27,8 +36,9 @@ impl Fence {
         Self { claim: Some(claim), hop, marks: None, waited: false }
     }
 
-    pub(crate) fn ends_with(&mut self, copied: Pooled<Event>, end: Pooled<Event>) {
-        self.marks = Some((copied, end));
+    /// From now on `marks.end` stands for everything queued.
+    pub(crate) fn ends_with(&mut self, marks: Marks) {
+        self.marks = Some(marks);
     }
 
     /// Blocks until nothing of the pull will touch memory any more. An error that is not sticky leaves that
@@ -36,7 +46,7 @@ impl Fence {
     fn wait(&mut self) -> Result<()> {
         self.waited = true;
         let marked = match &self.marks {
-            Some((_, end)) => end.wait(self.hop.config.spin),
+            Some(marks) => marks.end.wait(self.hop.config.spin),
             None => self.drain(),
         };
         marked.inspect_err(|_| {
