@@ -10,18 +10,19 @@ use flashboot_core::{
 };
 use flashboot_cuda::{
     Context, CudaArena, CudaArenaConfig, CudaMover, Device, HostBytes, Import, MoverConfig, NotKnown, Pinned,
-    Stream, probe,
+    Registered, Stream, probe,
 };
 use std::{
     env,
     error::Error,
-    io::{IoSlice, IoSliceMut},
+    io::{BufRead as _, BufReader, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    process::Command,
+    process::{Command, Stdio},
+    ptr::NonNull,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,8 +33,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const CHUNK: u64 = 256 * MIB;
 const BLOCK: u64 = 16 * MIB;
-/// The socket in the second process.
-const CHILD: &str = "--import-by-fd";
+/// What the second process is to do; the socket is its standard input.
+const IMPORT: &str = "--import-by-fd";
+const EXPORT: &str = "--export-by-fd";
 
 #[derive(Default)]
 struct Report {
@@ -64,8 +66,10 @@ impl Report {
 
 fn main() -> Outcome {
     let args: Vec<String> = env::args().skip(1).collect();
-    if args.first().is_some_and(|arg| arg == CHILD) {
-        return child(&args);
+    match args.first().map(String::as_str) {
+        Some(IMPORT) => return importer(&args),
+        Some(EXPORT) => return exporter(&args),
+        _ => {}
     }
     let mut report = Report::default();
     let selector = args.first().map_or("cuda:0", String::as_str);
@@ -82,6 +86,7 @@ fn main() -> Outcome {
     report.check("bytes in and out, digests against the host's", bytes);
     let processes = two_processes(&context, selector, &mut report);
     report.check("a second process imports by descriptor, pulls and verifies", processes);
+    report.check("a killed exporter's memory is pulled and verifies", killed_exporter(&context, selector));
     let timed = hop_speed(&context, &context, "same_gpu", &mut report);
     report.check("a hop on one GPU", timed);
     if let Some(peer) = args.get(1) {
@@ -91,6 +96,8 @@ fn main() -> Outcome {
             .and_then(|peer| hop_speed(&peer, &context, "two_gpus", &mut report));
         report.check("a hop between two GPUs", outcome);
     }
+    let large = large_hop(&context, &mut report);
+    report.check("a hop of 32 GiB on one GPU", large);
     let uploads = uploads(&context, &mut report);
     report.check("uploads from pinned memory", uploads);
     let rounds = rounds(&context, &mut report);
@@ -173,7 +180,7 @@ fn bytes_and_digests(context: &Context, report: &mut Report) -> Outcome {
         let mut back = vec![0; bytes.len()];
         arena.copy_out(0, &mut back)?;
         ensure(back == bytes, format!("{payload} bytes came back different"))?;
-        for block in [1 << 10, 1 << 12, 1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 24, 1 << 28] {
+        for block in [1 << 10, 1 << 12, 1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 24, 1 << 28, 1 << 29] {
             let all = expected(&bytes, block)?;
             let whole = arena.digests(ByteRange::new(0, payload), block)?;
             ensure(whole == all, format!("digests of {payload} bytes in blocks of {block}"))?;
@@ -188,6 +195,7 @@ fn bytes_and_digests(context: &Context, report: &mut Report) -> Outcome {
         arena.fill(ByteRange::new(0, payload), 0x5a)?;
         arena.copy_out(0, &mut back)?;
         ensure(back.iter().all(|b| *b == 0x5a), "fill")?;
+        drop(arena.dma_buf()?);
         if let Some(reason) = arena.hash_fallback() {
             return Err(format!("the kernel was refused: {reason}").into());
         }
@@ -230,7 +238,7 @@ fn two_processes(context: &Context, selector: &str, report: &mut Report) -> Outc
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     let mut command = Command::new(env::current_exe()?);
-    command.args([CHILD, selector, &locator(&source, generation).encode()]).stdin(theirs);
+    command.args([IMPORT, selector, &locator(&source, generation).encode()]).stdin(theirs);
     let began = Instant::now();
     let mut process = command.spawn()?;
     drop(command);
@@ -267,7 +275,7 @@ fn receive(socket: impl AsFd) -> Outcome<OwnedFd> {
     Err("no descriptor came".into())
 }
 
-fn child(args: &[String]) -> Outcome {
+fn importer(args: &[String]) -> Outcome {
     let [_, selector, text] = args else { return Err("needs a GPU and a locator".into()) };
     let locator: Locator = text.parse()?;
     let fd = receive(std::io::stdin())?;
@@ -285,6 +293,40 @@ fn child(args: &[String]) -> Outcome {
     let mut back = vec![0; bytes.len()];
     into.copy_out(0, &mut back)?;
     ensure(back == bytes, "what landed is different")
+}
+
+const KILLED: u64 = 300 * MIB + 1;
+
+fn killed_exporter(context: &Context, selector: &str) -> Outcome {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut command = Command::new(env::current_exe()?);
+    command.args([EXPORT, selector]).stdin(OwnedFd::from(theirs)).stdout(Stdio::piped());
+    let mut process = command.spawn()?;
+    drop(command);
+    let fd = receive(&ours)?;
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let locator: Locator = line.trim().parse()?;
+    let import = Import::from_fd(context, fd.as_fd(), &locator)?;
+    drop(fd);
+    process.kill()?;
+    process.wait()?;
+    let mover = CudaMover::open(import, arena(context, KILLED)?, Arc::new(NotKnown), MoverConfig::default())?;
+    let found = runtime()?.block_on(pull_all(&mover, KILLED, CHUNK, Some(BLOCK)))?;
+    ensure(found == expected(&pattern(KILLED, 6), BLOCK)?, "what landed does not verify")
+}
+
+fn exporter(args: &[String]) -> Outcome {
+    let [_, selector] = args else { return Err("needs a GPU".into()) };
+    let source = arena(&Context::open(&Device::find(selector)?)?, KILLED)?;
+    let generation = Generation::from_random(12);
+    source.begin(generation);
+    source.copy_in(0, &pattern(KILLED, 6))?;
+    source.publish(ShardId(0), KILLED)?;
+    send(&UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?), source.export_fd()?.as_fd())?;
+    println!("{}", locator(&source, generation).encode());
+    std::thread::sleep(Duration::from_secs(60));
+    Err("was not killed".into())
 }
 
 fn runtime() -> Outcome<tokio::runtime::Runtime> {
@@ -358,14 +400,15 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
     source.digests(ByteRange::new(0, payload), BLOCK)?;
     report.figure(format!("{name}_hash_gb_per_s"), gb_per_s(payload, began.elapsed()));
     let runtime = runtime()?;
-    for (label, chunk, hash) in [
+    let speeds = [
         ("mover_64m", 64 * MIB, None),
         ("mover_256m", CHUNK, None),
         ("mover_1g", GIB, None),
         ("mover_64m_hashed", 64 * MIB, Some(BLOCK)),
         ("mover_256m_hashed", CHUNK, Some(BLOCK)),
         ("mover_1g_hashed", GIB, Some(BLOCK)),
-    ] {
+    ];
+    for (label, chunk, hash) in speeds {
         let mut best = Duration::MAX;
         for _ in 0..5 {
             let began = Instant::now();
@@ -387,6 +430,42 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
     })?;
     report.figure(format!("{name}_observe_us"), ms(began) * 1e3 / f64::from(looks));
     latencies(&mover, &runtime, name, report)
+}
+
+/// What is lost at the ends of a hop matters less the larger it is.
+fn large_hop(context: &Context, report: &mut Report) -> Outcome {
+    let payload = 32 * GIB;
+    let source = arena(context, payload)?;
+    let generation = Generation::from_random(8);
+    source.begin(generation);
+    source.fill(ByteRange::new(0, payload), 0x3c)?;
+    source.publish(ShardId(0), payload)?;
+    let into = arena(context, payload)?;
+    into.fill(ByteRange::new(0, payload), 0)?;
+    let fd = source.export_fd()?;
+    let import = Import::from_fd(context, fd.as_fd(), &locator(&source, generation))?;
+    let mover = CudaMover::open(import, into, Arc::new(NotKnown), MoverConfig::default())?;
+    let whole = ByteRange::new(0, payload);
+    let mut raw = Duration::MAX;
+    for _ in 0..3 {
+        raw = raw.min(mover.measure_raw(whole, payload)?);
+    }
+    for (label, chunk) in [("256m", CHUNK), ("512m", 2 * CHUNK), ("1g", GIB), ("2g", 2 * GIB)] {
+        let mut best = Duration::MAX;
+        let mut in_chunks = Duration::MAX;
+        for _ in 0..3 {
+            in_chunks = in_chunks.min(mover.measure_raw(whole, chunk)?);
+            let began = Instant::now();
+            runtime()?.block_on(pull_all(&mover, payload, chunk, None))?;
+            best = best.min(began.elapsed());
+        }
+        report.figure(format!("large_mover_{label}_of_raw"), raw.as_secs_f64() / best.as_secs_f64());
+        report.figure(
+            format!("large_mover_{label}_of_raw_in_chunks"),
+            in_chunks.as_secs_f64() / best.as_secs_f64(),
+        );
+    }
+    Ok(())
 }
 
 /// What one small pull takes, and what all chunks take when they are queued at once.
@@ -449,7 +528,36 @@ fn uploads(context: &Context, report: &mut Report) -> Outcome {
     report.figure("upload_gb_per_s", gb_per_s(GIB, began.elapsed()));
     let mut back = vec![0; bytes.len()];
     arena.copy_out(3 * CHUNK, &mut back)?;
-    ensure(back == bytes, "what was uploaded is different")
+    ensure(back == bytes, "what was uploaded is different")?;
+    registered(context, &arena, &stream, report)
+}
+
+/// Ordinary memory, registered in segments; one upload crosses them.
+fn registered(
+    context: &Context,
+    arena: &Arc<CudaArena>,
+    stream: &Arc<Stream>,
+    report: &mut Report,
+) -> Outcome {
+    let page = rustix::param::page_size();
+    let len = 256 << 20;
+    let memory = Arc::new(pattern(len as u64 + page as u64, 31));
+    let skip = memory.as_ptr().align_offset(page);
+    let bytes = memory.get(skip..skip + len).ok_or("no aligned part")?;
+    let began = Instant::now();
+    // SAFETY: the bytes are the vector's, which `memory` keeps where they are and nobody writes.
+    let registered = unsafe {
+        Registered::new(context, NonNull::from(bytes).cast(), len, 32 << 20, Arc::clone(&memory) as _)
+    }?;
+    report.figure("register_256m_ms", ms(began));
+    ensure(registered.segments() == 8, "not in 8 segments")?;
+    let host = HostBytes::Registered(Arc::new(registered));
+    let began = Instant::now();
+    arena.upload(stream, 100, &host, 7, len - 7)?.wait()?;
+    report.figure("upload_registered_gb_per_s", gb_per_s(len as u64, began.elapsed()));
+    let mut back = vec![0; len - 7];
+    arena.copy_out(100, &mut back)?;
+    ensure(Some(&*back) == bytes.get(7..), "what was uploaded from registered memory is different")
 }
 
 fn rounds(context: &Context, report: &mut Report) -> Outcome {

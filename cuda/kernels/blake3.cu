@@ -6,6 +6,8 @@
 //   flashboot_blake3_blocks  one thread block a payload block of several tiles; merges their values
 // The range hashed begins at a payload block. `first` is the number of its first chunk in the payload; `root` is 1
 // when the range is one block that is the whole payload, whose last compression is then the root's.
+// A third, beside them in this file because one module is loaded sooner than two:
+//   flashboot_look           one thread; reads a source's progress word and then its generation
 //
 // Compiled to blake3.ptx by `cargo xtask ptx`; no headers, so that NVRTC alone is enough.
 
@@ -157,4 +159,14 @@ extern "C" __global__ void __launch_bounds__(MAX_TILES / 2)
     for (u32 i = threadIdx.x; i < count * 8; i += blockDim.x) values[i / 8][i % 8] = tiles[first * 8 + i];
     merge(values, count, per_block, threadIdx.x, root ? ROOT : 0);
     if (threadIdx.x < 8) out[(u64)blockIdx.x * 8 + threadIdx.x] = values[0][threadIdx.x];
+}
+
+// Loads, not copies: a copy of 8 bytes waits in the copy engine until the chunk before it has passed. The order is
+// that of the look: the word, then the generation that vouches for it.
+extern "C" __global__ void flashboot_look(const u64 *progress, const u64 *generation, u64 *out) {
+    u64 word, vouching;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(progress) : "memory");
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(vouching) : "l"(generation) : "memory");
+    out[0] = word;
+    out[1] = vouching;
 }

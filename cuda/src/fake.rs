@@ -563,6 +563,11 @@ impl Ops for Fake {
                 assert!(launch.block <= 512 && launch.block >= 8 && launch.block >= per_block / 2);
                 blocks(&s, values, total, per_block, root, out);
             }
+            ("flashboot_look", &[Arg::U64(progress), Arg::U64(generation), Arg::U64(out)]) => {
+                assert_eq!((launch.grid, launch.block), (1, 1));
+                s.copied("cuLaunchKernel", progress, out, 8)?;
+                s.copied("cuLaunchKernel", generation, out + 8, 8)?;
+            }
             (name, args) => panic!("{name} does not take {args:?}"),
         }
         Ok(())

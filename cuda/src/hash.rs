@@ -1,4 +1,4 @@
-//! BLAKE3 values of blocks of GPU memory, by a kernel on the GPU that holds them.
+//! BLAKE3 values of blocks of GPU memory, by a kernel on the GPU that holds them; and the module of all kernels.
 //!
 //! `kernels/blake3.cu` says what the kernel takes; [`Plan`] is the arithmetic. Where the kernel cannot be loaded or
 //! launched, callers hash through the host: [`Hasher::refused`] says why, and the log once.
@@ -21,6 +21,7 @@ use std::{
 const PTX: &str = include_str!("../kernels/blake3.ptx");
 const TILES: &CStr = c"flashboot_blake3_tiles";
 const BLOCKS: &CStr = c"flashboot_blake3_blocks";
+const LOOK: &CStr = c"flashboot_look";
 
 /// Bytes of a BLAKE3 chunk.
 const CHUNK: u64 = 1024;
@@ -36,6 +37,8 @@ pub(crate) struct Kernel {
     module: Object,
     tiles: Object,
     blocks: Object,
+    /// Looks do without where it is missing.
+    pub(crate) look: Option<Object>,
 }
 
 impl Kernel {
@@ -45,7 +48,10 @@ impl Kernel {
         let module = ops.module_load(&image)?;
         let functions = || Ok((ops.module_function(module, TILES)?, ops.module_function(module, BLOCKS)?));
         match functions() {
-            Ok((tiles, blocks)) => Ok(Self { module, tiles, blocks }),
+            Ok((tiles, blocks)) => {
+                let look = ops.module_function(module, LOOK).ok();
+                Ok(Self { module, tiles, blocks, look })
+            }
             Err(e) => {
                 // The first error is the one to tell.
                 let _ = ops.module_unload(module);
@@ -335,8 +341,8 @@ mod tests {
     }
 
     #[test]
-    fn the_embedded_ptx_has_both_kernels() {
-        for name in [TILES, BLOCKS] {
+    fn the_embedded_ptx_has_every_kernel() {
+        for name in [TILES, BLOCKS, LOOK] {
             assert!(PTX.contains(&format!(".entry {}(", name.to_str().unwrap())));
         }
         assert!(PTX.contains(".target sm_75"));

@@ -5,7 +5,7 @@ use crate::{
     ops::{Access, AllocationKind},
     vmm::{Mapping, Memory},
 };
-use flashboot_core::{Code, Error, Generation, Kind, Locator, MAX_SHARDS, Result, control};
+use flashboot_core::{Code, Error, Generation, Kind, Location, Locator, MAX_SHARDS, Result, control};
 use std::os::fd::BorrowedFd;
 
 /// A peer's arena in our address space. Dropping it ends the import; until then it pins the peer's memory.
@@ -15,6 +15,8 @@ pub struct Import {
     generation: Generation,
     payload: u64,
     shards: u32,
+    /// The source lies in this GPU's own memory.
+    same_gpu: bool,
 }
 
 impl Import {
@@ -46,7 +48,10 @@ impl Import {
             }
             e
         })?;
-        Ok(Self { mapping, generation: locator.generation, payload: locator.payload, shards: locator.shards })
+        let ours = mapping.context().device().uuid();
+        let same_gpu = matches!(&locator.location, Location::Gpu { uuid, .. } if uuid == ours);
+        let Locator { generation, payload, shards, .. } = *locator;
+        Ok(Self { mapping, generation, payload, shards, same_gpu })
     }
 
     /// Payload bytes.
@@ -62,6 +67,10 @@ impl Import {
     /// The filling that the locator named.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    pub(crate) fn is_same_gpu(&self) -> bool {
+        self.same_gpu
     }
 
     pub(crate) fn context(&self) -> &Context {

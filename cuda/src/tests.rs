@@ -53,19 +53,25 @@ fn expected(bytes: &[u8], block: u64) -> Vec<flashboot_core::BlockDigest> {
     bytes.chunks(block as usize).enumerate().map(|(i, b)| digest::block(&geometry, i as u64, b)).collect()
 }
 
-/// A filled source, and a hop from it into an arena of the same size.
-fn hop(
-    context: &Context,
-    payload: u64,
-    alive: Arc<dyn SourceAlive>,
-) -> Result<(Arc<CudaArena>, Arc<CudaArena>, CudaMover)> {
+/// A filled source, the arena for its clone, and the hop between them.
+type Hop = (Arc<CudaArena>, Arc<CudaArena>, CudaMover);
+
+fn hop(context: &Context, payload: u64, alive: Arc<dyn SourceAlive>) -> Result<Hop> {
+    hop_from(true, context, payload, alive)
+}
+
+fn hop_from(another_gpu: bool, context: &Context, payload: u64, alive: Arc<dyn SourceAlive>) -> Result<Hop> {
     let config = CudaArenaConfig { bounce: 8 << 10, ..CudaArenaConfig::default() };
     let (source, _) = CudaArena::create_in(context, spec(payload), &config)?;
     source.begin(Generation::from_random(GENERATION));
     source.copy_in(0, &pattern(payload, 1))?;
     let (into, _) = CudaArena::create_in(context, spec(payload), &config)?;
     let fd = source.export_fd()?;
-    let import = Import::from_fd(context, fd.as_fd(), &locator(&source))?;
+    let mut locator = locator(&source);
+    if another_gpu {
+        locator.location = Location::Gpu { boot_id: "here".into(), uuid: "GPU-another".into() };
+    }
+    let import = Import::from_fd(context, fd.as_fd(), &locator)?;
     let config = MoverConfig { spin: Duration::ZERO, ..MoverConfig::default() };
     let mover = CudaMover::open(import, Arc::clone(&into), alive, config)?;
     Ok((source, into, mover))
@@ -431,6 +437,31 @@ fn a_hop_sees_words_grow_and_a_filling_go() {
         let seen = mover.observe(ShardId(1), 1000, Duration::from_secs(10)).await.unwrap();
         assert_eq!((seen.generation, seen.progress), (Some(Generation::from_random(6)), 0));
     });
+}
+
+#[test]
+fn looks_are_copies_on_ones_own_gpu_and_where_their_kernel_is_refused() {
+    let refusals = [
+        (true, None, 0),
+        (false, None, 2),
+        (true, Some(("cuModuleLoadData", 0)), 2),
+        (true, Some(("cuModuleGetFunction", 2)), 2),
+        (true, Some(("cuLaunchKernel", 0)), 2),
+    ];
+    for (another_gpu, refusal, copies) in refusals {
+        let fake = Fake::new();
+        let context = fake.context();
+        if let Some((call, after)) = refusal {
+            fake.fail_call(call, after, code::UNSUPPORTED_PTX_VERSION);
+        }
+        let (source, _into, mover) = hop_from(another_gpu, &context, 100_000, Arc::new(NotKnown)).unwrap();
+        source.publish(ShardId(1), 7).unwrap();
+        fake.forget_calls();
+        let seen = runtime().block_on(mover.observe(ShardId(1), 7, Duration::ZERO)).unwrap();
+        assert_eq!((seen.generation, seen.progress), (Some(mover.generation()), 7));
+        assert_eq!(fake.calls().iter().filter(|c| **c == "cuMemcpyDtoHAsync").count(), copies);
+        assert!(fake.failed());
+    }
 }
 
 #[derive(Debug, Default)]

@@ -1,4 +1,9 @@
-//! Looks at the source's control block: two stream-ordered 8-byte copies into pinned memory.
+//! Looks at the source's control block: two words into pinned memory.
+//!
+//! By a kernel of one thread when the source is another GPU's: a copy of 8 bytes would wait in the copy engine until
+//! the chunk under way has passed, and the engine then stand still until the look is answered (129 µs a chunk of
+//! 256 MiB between two H200s). By two stream-ordered copies when the source is our own GPU's: there the chunk's
+//! copy occupies the multiprocessors, and it is the kernel that would wait.
 //!
 //! The progress word first, the generation second. The locator's generation was seen when the hop was opened and
 //! never comes back once it is gone, so a look that still shows it read a word of that filling, and so did
@@ -8,6 +13,7 @@ use super::{GENERATION, Hop};
 use crate::{
     Context, Import,
     host::Pinned,
+    ops::{Arg, Launch},
     stream::{Event, Pool, Pooled, Stream},
 };
 use flashboot_core::{
@@ -31,6 +37,8 @@ const POLL: Duration = Duration::from_micros(60);
 pub(crate) struct Looks {
     stream: Arc<Stream>,
     slots: Pool<Slot>,
+    /// The source is our own GPU's, or the kernel was refused.
+    by_copy: AtomicBool,
 }
 
 /// The words of one look, and the mark after it.
@@ -55,8 +63,10 @@ impl Slot {
 }
 
 impl Looks {
-    pub(crate) fn new(context: &Context) -> Result<Self> {
-        let looks = Self { stream: Arc::new(Stream::new(context)?), slots: Pool::default() };
+    pub(crate) fn new(import: &Import) -> Result<Self> {
+        let context = import.context();
+        let by_copy = AtomicBool::new(import.is_same_gpu());
+        let looks = Self { stream: Arc::new(Stream::new(context)?), slots: Pool::default(), by_copy };
         drop(looks.slot(context)?);
         Ok(looks)
     }
@@ -139,16 +149,50 @@ impl Hop {
         let progress = self.import.control(control::progress_offset(shard), 8)?;
         let generation = self.import.control(GENERATION, 8)?;
         let look = Look { slot, stream: Arc::clone(&self.looks.stream), hop: Arc::clone(self), done: false };
+        if !self.look_by_kernel(&look, progress, generation)? {
+            self.look_by_copy(&look, progress, generation)?;
+        }
+        self.context().call(|ops| look.slot.seen.record_with(ops, &look.stream))?;
+        Ok(look)
+    }
+
+    /// Whether there is a kernel to do it.
+    fn look_by_kernel(&self, look: &Look, progress: u64, generation: u64) -> Result<bool> {
+        if self.looks.by_copy.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let function = self.context().kernel().ok().and_then(|kernel| kernel.look);
+        let launched = function.map(|function| {
+            let out = look.slot.words.as_ptr().expose_provenance() as u64;
+            let args = &mut [Arg::U64(progress), Arg::U64(generation), Arg::U64(out)];
+            let launch = Launch { function, grid: 1, block: 1, stream: look.stream.object(), args };
+            self.context().call(|ops| {
+                // SAFETY: the words are inside the import, which `look` keeps by its hop, and so it does the slot,
+                // which has room for two; the arguments are those of the kernel's declaration.
+                unsafe { ops.launch(launch) }
+            })
+        });
+        match launched {
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) if self.context().lost().is_some() => Err(error),
+            refused => {
+                let error = refused.and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
+                tracing::warn!(error, "no kernel to look at sources with: looks wait for the copy engine");
+                self.looks.by_copy.store(true, Ordering::Relaxed);
+                Ok(false)
+            }
+        }
+    }
+
+    fn look_by_copy(&self, look: &Look, progress: u64, generation: u64) -> Result<()> {
         let (first, stream) = (look.slot.words.as_ptr(), look.stream.object());
         let second = first.wrapping_add(8);
         self.context().call(|ops| {
-            // SAFETY: the word is inside the import, which `look` keeps by its hop; so it does the slot.
+            // SAFETY: the word is inside the import, which `look` keeps by its hop, and so it does the slot.
             unsafe { ops.copy_dtoh(first, progress, 8, stream) }?;
             // SAFETY: as above; the slot has room for more than two words.
-            unsafe { ops.copy_dtoh(second, generation, 8, stream) }?;
-            look.slot.seen.record_with(ops, &look.stream)
-        })?;
-        Ok(look)
+            unsafe { ops.copy_dtoh(second, generation, 8, stream) }
+        })
     }
 }
 

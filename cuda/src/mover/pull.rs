@@ -7,7 +7,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use flashboot_core::{Error, InFlight, Kind, Landed, Pull, Result, claims::Claim};
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 use tokio::sync::oneshot;
 
 /// Where a pull's work ends.
@@ -71,9 +75,39 @@ impl Drop for Fence {
     }
 }
 
+/// How fast a hop's pulls have been, so that its thread can sleep until shortly before the next one's end: an interrupt
+/// wakes it up 50 to 100 µs late.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last_end: Option<Instant>,
+    /// Nanoseconds a byte of the last pull.
+    cost: f64,
+}
+
+impl Pace {
+    /// When a pull's work can begin: one after the other.
+    fn begins(&self, started: Instant) -> Instant {
+        self.last_end.map_or(started, |end| end.max(started))
+    }
+
+    /// How long nothing will happen, from `now` on, for a pull of `len` bytes that started at `started`.
+    fn idle(&self, started: Instant, len: u64, spin: Duration, now: Instant) -> Duration {
+        // Rather too early than too late; the timer is 50 µs late as well.
+        let takes = Duration::from_nanos((self.cost * len as f64 * 0.9) as u64);
+        (self.begins(started) + takes).saturating_duration_since(now + spin / 2)
+    }
+
+    fn ended(&mut self, started: Instant, len: u64, now: Instant) {
+        let took = now.saturating_duration_since(self.begins(started));
+        self.cost = took.as_nanos() as f64 / len.max(1) as f64;
+        self.last_end = Some(now);
+    }
+}
+
 /// A pull as the hop's thread has it.
 #[derive(Debug)]
 pub(crate) struct Job {
+    pub(crate) started: Instant,
     pub(crate) fence: Fence,
     pub(crate) pull: Pull,
     pub(crate) queued: Result<Option<Launched>>,
@@ -82,9 +116,14 @@ pub(crate) struct Job {
 
 impl Job {
     /// Waits, hashes through the host where the kernel did not, gives the range back, and then tells.
-    pub(crate) fn finish(self) {
-        let Self { mut fence, pull, queued, tell } = self;
+    pub(crate) fn finish(self, pace: &mut Pace) {
+        let Self { started, mut fence, pull, queued, tell } = self;
+        let idle = pace.idle(started, pull.range.len(), fence.hop.config.spin, Instant::now());
+        if !idle.is_zero() {
+            thread::sleep(idle);
+        }
         let waited = fence.wait();
+        pace.ended(started, pull.range.len(), Instant::now());
         // A failure to queue is the cause of whatever came after it.
         let result = match (queued, waited) {
             (Err(e), _) | (Ok(_), Err(e)) => Err(e),
@@ -124,5 +163,24 @@ impl InFlight for CudaInFlight {
         });
         self.told = Some(told.clone());
         told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hop_sleeps_until_shortly_before_the_end_it_expects() {
+        let mut pace = Pace::default();
+        let zero = Instant::now();
+        let at = |us| zero + Duration::from_micros(us);
+        let spin = Duration::from_micros(200);
+        assert_eq!(pace.idle(at(0), 1000, spin, at(0)), Duration::ZERO, "nothing is known yet");
+        pace.ended(at(0), 1000, at(1000));
+        assert_eq!(pace.idle(at(500), 1000, spin, at(1000)), Duration::from_micros(800));
+        assert_eq!(pace.idle(at(500), 500, spin, at(1000)), Duration::from_micros(350));
+        assert_eq!(pace.idle(at(500), 1000, spin, at(1900)), Duration::ZERO);
+        assert_eq!(pace.idle(at(3000), 1000, spin, at(3000)), Duration::from_micros(800));
     }
 }
