@@ -18,6 +18,7 @@ mod hash;
 mod host;
 mod import;
 mod mover;
+mod nvml;
 mod ops;
 pub mod probe;
 mod stream;

@@ -7,6 +7,7 @@
 use crate::{
     Context, Device,
     error::code,
+    nvml::{self, Fabric},
     ops::{AllocationKind, Ops, Real, handle_type},
     vmm::Memory,
 };
@@ -20,7 +21,8 @@ use std::{
 };
 
 /// The rungs' names, in order.
-pub const RUNGS: [&str; 8] = [LIBCUDA, DRIVER, DEVICE, VMM, POSIX_FD, FABRIC_ATTRIBUTE, IMEX_CHANNEL, FABRIC];
+pub const RUNGS: [&str; 9] =
+    [LIBCUDA, DRIVER, DEVICE, VMM, POSIX_FD, FABRIC_ATTRIBUTE, FABRIC_STATE, IMEX_CHANNEL, FABRIC];
 /// `libcuda.so.1` was found.
 pub const LIBCUDA: &str = "libcuda";
 /// It is recent enough.
@@ -33,6 +35,8 @@ pub const VMM: &str = "virtual memory management";
 pub const POSIX_FD: &str = "POSIX_FD export";
 /// The driver claims fabric handles.
 pub const FABRIC_ATTRIBUTE: &str = "FABRIC attribute";
+/// NVML says that the GPU is registered with its fabric.
+pub const FABRIC_STATE: &str = "fabric state";
 /// An IMEX channel device can be opened.
 pub const IMEX_CHANNEL: &str = "IMEX channel";
 /// An allocation was exported as a fabric handle: what `imex` needs on this side.
@@ -72,7 +76,7 @@ pub fn ladder(selector: &str, timeout: Duration) -> Vec<Rung> {
             Err(e) => return say(rung(LIBCUDA, Err(e))),
         };
         say(rung(LIBCUDA, Ok("found".to_owned())));
-        climb(&ops, || Device::find(&selector), Context::open, Path::new(CHANNELS), say);
+        climb(&ops, || Device::find(&selector), Context::open, nvml::fabric, Path::new(CHANNELS), say);
     })
 }
 
@@ -120,6 +124,7 @@ fn climb(
     ops: &Arc<dyn Ops>,
     find: impl FnOnce() -> Result<Device>,
     open: impl FnOnce(&Device) -> Result<Context>,
+    nvml: impl FnOnce(&str) -> Result<Fabric>,
     channels: &Path,
     say: &dyn Fn(Rung),
 ) {
@@ -154,6 +159,7 @@ fn climb(
             "imex needs GPUs of one NVLink domain (GB200, GH200 NVL, HGX with NVLink)",
         )
     });
+    say(state(nvml(device.uuid())));
     say(channel(channels));
     let exported = trial(&context, handle_type::FABRIC, |memory| memory.export_fabric().map(drop));
     say(rung(FABRIC, exported.map(|()| "one granule exported".to_owned()).map_err(fabric_remedy)));
@@ -164,6 +170,18 @@ fn trial(context: &Context, handle_types: u32, export: impl FnOnce(&Memory) -> R
     let kind = AllocationKind { device: context.device().ordinal, handle_types, gpu_direct_rdma: false };
     let granule = context.call(|ops| ops.mem_granularity(kind))?;
     export(&Memory::create(context, granule, kind)?)
+}
+
+fn state(fabric: Result<Fabric>) -> Rung {
+    match fabric {
+        Ok(fabric) if fabric.is_complete() => rung(FABRIC_STATE, Ok(fabric.to_string())),
+        Ok(fabric) => no(
+            FABRIC_STATE,
+            fabric.to_string(),
+            "start nvidia-fabricmanager (or the rack's NVLink control) and wait for nvidia-smi -q to show Fabric: Completed",
+        ),
+        Err(e) => rung(FABRIC_STATE, Err(e)),
+    }
 }
 
 fn channel(folder: &Path) -> Rung {
@@ -212,6 +230,7 @@ fn needed(name: &str) -> &'static str {
         VMM => "the attribute",
         POSIX_FD => "create and export one granule",
         FABRIC_ATTRIBUTE => "the attribute; it proves nothing",
+        FABRIC_STATE => "registration completed with success; it proves nothing either",
         IMEX_CHANNEL => "a channel device that opens for reading and writing",
         FABRIC => "create and export one granule",
         _ => "",
@@ -245,7 +264,14 @@ mod tests {
         ladder_of(Duration::from_secs(10), move |say| {
             say(rung(LIBCUDA, Ok("found".into())));
             let ops = fake.ops();
-            climb(&ops, || Ok(Device::all_of(&ops)?.remove(0)), Context::unshared, &channels, say);
+            climb(
+                &ops,
+                || Ok(Device::all_of(&ops)?.remove(0)),
+                Context::unshared,
+                |_| Ok(Fabric::completed()),
+                &channels,
+                say,
+            );
         })
     }
 

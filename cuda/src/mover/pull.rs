@@ -75,6 +75,9 @@ impl Drop for Fence {
     }
 }
 
+/// Linux wakes a sleeper up some 50 µs late: a shorter sleep is not worth it.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
+
 /// How fast a hop's pulls have been, so that its thread can sleep until shortly before the next one's end: an interrupt
 /// wakes it up 50 to 100 µs late.
 #[derive(Debug, Default)]
@@ -119,7 +122,7 @@ impl Job {
     pub(crate) fn finish(self, pace: &mut Pace) {
         let Self { started, mut fence, pull, queued, tell } = self;
         let idle = pace.idle(started, pull.range.len(), fence.hop.config.spin, Instant::now());
-        if !idle.is_zero() {
+        if idle > SHORTEST_SLEEP {
             thread::sleep(idle);
         }
         let waited = fence.wait();
