@@ -2,7 +2,8 @@
 //!
 //! `cargo build --release -p flashboot-cuda --example gpu_smoke`, copy the binary to the machine with the GPU, run it
 //! there; it needs nothing beside it. `gpu_smoke SELECTOR` takes another GPU than `cuda:0`, `gpu_smoke SELECTOR PEER`
-//! also pulls from a second one.
+//! also pulls from a second one. `--small` before them divides sizes by 16, for a stand-in driver: its figures mean
+//! nothing.
 
 use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Generation, Geometry, Locator, Mover, Pull, ShardId,
@@ -37,8 +38,9 @@ const BLOCK: u64 = 16 * MIB;
 const IMPORT: &str = "--import-by-fd";
 const EXPORT: &str = "--export-by-fd";
 
-#[derive(Default)]
 struct Report {
+    /// Large sizes are divided by it.
+    scale: u64,
     failed: bool,
     figures: Vec<(String, f64)>,
 }
@@ -71,7 +73,9 @@ fn main() -> Outcome {
         Some(EXPORT) => return exporter(&args),
         _ => {}
     }
-    let mut report = Report::default();
+    let small = args.first().is_some_and(|arg| arg == "--small");
+    let args = args.get(usize::from(small)..).unwrap_or_default();
+    let mut report = Report { scale: if small { 16 } else { 1 }, failed: false, figures: Vec::new() };
     let selector = args.first().map_or("cuda:0", String::as_str);
     for rung in probe::ladder(selector, Duration::from_secs(20)) {
         println!("     {rung}");
@@ -96,8 +100,10 @@ fn main() -> Outcome {
             .and_then(|peer| hop_speed(&peer, &context, "two_gpus", &mut report));
         report.check("a hop between two GPUs", outcome);
     }
-    let large = large_hop(&context, &mut report);
-    report.check("a hop of 32 GiB on one GPU", large);
+    if !small {
+        let large = large_hop(&context, &mut report);
+        report.check("a hop of 32 GiB on one GPU", large);
+    }
     let uploads = uploads(&context, &mut report);
     report.check("uploads from pinned memory", uploads);
     let rounds = rounds(&context, &mut report);
@@ -358,7 +364,7 @@ async fn pull_all(
 }
 
 fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> Outcome {
-    let payload = 8 * GIB;
+    let (payload, gib, chunk) = (8 * GIB / report.scale, GIB / report.scale, CHUNK / report.scale);
     let began = Instant::now();
     let source = arena(from, payload)?;
     report.figure(format!("{name}_arena_8g_ms"), ms(began));
@@ -387,7 +393,7 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
     for _ in 0..5 {
         raw = raw.min(mover.measure_raw(ByteRange::new(0, payload), payload)?);
     }
-    for (label, chunk) in [("64m", 64 * MIB), ("256m", CHUNK), ("1g", GIB)] {
+    for (label, chunk) in [("64m", 64 * MIB), ("256m", chunk), ("1g", gib)] {
         let mut best = Duration::MAX;
         for _ in 0..5 {
             best = best.min(mover.measure_raw(ByteRange::new(0, payload), chunk)?);
@@ -402,11 +408,11 @@ fn hop_speed(from: &Context, to: &Context, name: &str, report: &mut Report) -> O
     let runtime = runtime()?;
     let speeds = [
         ("mover_64m", 64 * MIB, None),
-        ("mover_256m", CHUNK, None),
-        ("mover_1g", GIB, None),
+        ("mover_256m", chunk, None),
+        ("mover_1g", gib, None),
         ("mover_64m_hashed", 64 * MIB, Some(BLOCK)),
-        ("mover_256m_hashed", CHUNK, Some(BLOCK)),
-        ("mover_1g_hashed", GIB, Some(BLOCK)),
+        ("mover_256m_hashed", chunk, Some(BLOCK)),
+        ("mover_1g_hashed", gib, Some(BLOCK)),
     ];
     for (label, chunk, hash) in speeds {
         let mut best = Duration::MAX;
@@ -491,12 +497,12 @@ fn latencies(
         let median = times.get(times.len() / 2).copied().unwrap_or_default();
         report.figure(format!("{name}_{label}_us"), median.as_secs_f64() * 1e6);
     }
-    let payload = 8 * GIB;
+    let (payload, chunk) = (8 * GIB / report.scale, CHUNK / report.scale);
     let mut best = Duration::MAX;
     for _ in 0..5 {
         let began = Instant::now();
         runtime.block_on(async {
-            let chunks = (0..payload / CHUNK).map(|i| ByteRange::new(i * CHUNK, (i + 1) * CHUNK));
+            let chunks = (0..payload / chunk).map(|i| ByteRange::new(i * chunk, (i + 1) * chunk));
             let pulls: Result<Vec<_>, _> =
                 chunks.map(|range| mover.start(Pull { range, hash: None })).collect();
             for mut pull in pulls? {
@@ -511,23 +517,24 @@ fn latencies(
 }
 
 fn uploads(context: &Context, report: &mut Report) -> Outcome {
-    let arena = arena(context, GIB)?;
+    let chunk = CHUNK / report.scale;
+    let arena = arena(context, 4 * chunk)?;
     let stream = Arc::new(Stream::new(context)?);
     let began = Instant::now();
-    let mut pinned = Pinned::new(context, 256 << 20)?;
+    let mut pinned = Pinned::new(context, chunk as usize)?;
     report.figure("pin_256m_ms", ms(began));
-    let bytes = pattern(CHUNK, 21);
+    let bytes = pattern(chunk, 21);
     pinned.as_mut_slice().copy_from_slice(&bytes);
     let host = HostBytes::Pinned(Arc::new(pinned));
     let began = Instant::now();
     let queued: Result<Vec<_>, _> =
-        (0..4).map(|i| arena.upload(&stream, i * CHUNK, &host, 0, CHUNK as usize)).collect();
+        (0..4).map(|i| arena.upload(&stream, i * chunk, &host, 0, chunk as usize)).collect();
     for upload in queued? {
         upload.wait()?;
     }
-    report.figure("upload_gb_per_s", gb_per_s(GIB, began.elapsed()));
+    report.figure("upload_gb_per_s", gb_per_s(4 * chunk, began.elapsed()));
     let mut back = vec![0; bytes.len()];
-    arena.copy_out(3 * CHUNK, &mut back)?;
+    arena.copy_out(3 * chunk, &mut back)?;
     ensure(back == bytes, "what was uploaded is different")?;
     registered(context, &arena, &stream, report)
 }
@@ -540,14 +547,14 @@ fn registered(
     report: &mut Report,
 ) -> Outcome {
     let page = rustix::param::page_size();
-    let len = 256 << 20;
+    let len = (CHUNK / report.scale) as usize;
     let memory = Arc::new(pattern(len as u64 + page as u64, 31));
     let skip = memory.as_ptr().align_offset(page);
     let bytes = memory.get(skip..skip + len).ok_or("no aligned part")?;
     let began = Instant::now();
     // SAFETY: the bytes are the vector's, which `memory` keeps where they are and nobody writes.
     let registered = unsafe {
-        Registered::new(context, NonNull::from(bytes).cast(), len, 32 << 20, Arc::clone(&memory) as _)
+        Registered::new(context, NonNull::from(bytes).cast(), len, len / 8, Arc::clone(&memory) as _)
     }?;
     report.figure("register_256m_ms", ms(began));
     ensure(registered.segments() == 8, "not in 8 segments")?;
@@ -561,15 +568,16 @@ fn registered(
 }
 
 fn rounds(context: &Context, report: &mut Report) -> Outcome {
+    let (size, chunk) = (GIB / report.scale, CHUNK / report.scale);
     let round = || -> Outcome {
-        let source = arena(context, GIB)?;
+        let source = arena(context, size)?;
         let generation = Generation::from_random(3);
         source.begin(generation);
-        let into = arena(context, GIB)?;
+        let into = arena(context, size)?;
         let fd = source.export_fd()?;
         let import = Import::from_fd(context, fd.as_fd(), &locator(&source, generation))?;
         let mover = CudaMover::open(import, into, Arc::new(NotKnown), MoverConfig::default())?;
-        let pull = Pull { range: ByteRange::new(0, CHUNK), hash: Some(BLOCK) };
+        let pull = Pull { range: ByteRange::new(0, chunk), hash: Some(BLOCK) };
         drop(mover.start(pull)?);
         Ok(())
     };
