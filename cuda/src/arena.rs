@@ -350,10 +350,6 @@ unsafe impl Arena for CudaArena {
     fn observe(&self, shard: ShardId) -> Observed {
         self.control.observe(shard)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 fn control_offset(payload: u64) -> Result<u64> {

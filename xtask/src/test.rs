@@ -18,13 +18,6 @@ use crate::{
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 
-/// Stages that wait for a part of flashboot that is not there yet, and which. Delete a line to switch its
-/// stage on.
-const NOT_YET: &[(&str, &str)] = &[
-    (MODELS, "xtask/python/make_reference_models.py is not written yet"),
-    (DEMO, "the command line has no demo yet"),
-];
-
 const MODELS: &str = "reference models";
 const DEMO: &str = "demo";
 
@@ -53,7 +46,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
-    stages.run(DEMO, || unless_not_yet(DEMO, || run_demo(workspace)));
+    stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));
     println!("{}", stages.summary());
     Ok(stages.ok())
 }
@@ -76,10 +69,8 @@ fn needed(python: Option<&Path>) -> Result<&Path> {
 fn prepare_models(workspace: &Workspace, python: Option<&Path>, stages: &mut Stages) -> Option<PathBuf> {
     let mut models = None;
     stages.run(MODELS, || {
-        unless_not_yet(MODELS, || {
-            models = Some(python::reference_models(workspace, needed(python)?)?);
-            Ok(())
-        })
+        models = Some(python::reference_models(workspace, needed(python)?)?);
+        Ok(Outcome::Passed)
     });
     models
 }
@@ -148,11 +139,4 @@ fn run_fuzz(workspace: &Workspace, stages: &mut Stages) {
 /// A seed and its clones on this host, as the README shows it.
 fn run_demo(workspace: &Workspace) -> Result<()> {
     shell::run(&mut workspace.cargo("run --quiet --release -p flashboot-cli -- demo"))
-}
-
-fn unless_not_yet(stage: &str, body: impl FnOnce() -> Result<()>) -> Result<Outcome> {
-    if let Some((_, reason)) = NOT_YET.iter().find(|(name, _)| *name == stage) {
-        return Ok(Outcome::Skipped((*reason).into()));
-    }
-    body().map(|()| Outcome::Passed)
 }
