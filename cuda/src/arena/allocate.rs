@@ -13,7 +13,7 @@ use flashboot_core::{Error, Kind, Result};
 pub enum Want {
     /// Not at all.
     No,
-    /// If it can be had; [`ArenaReport::dropped`] says when not.
+    /// If it can be had; [`crate::ArenaReport::dropped`] says when not.
     #[default]
     Try,
     /// Without it there is no arena.
