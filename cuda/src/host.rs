@@ -83,10 +83,10 @@ pub struct Registered {
     /// Ends of the segments registered so far.
     segments: Vec<NonNull<u8>>,
     /// Dropped after the last segment is unregistered.
-    keep: Arc<dyn Any + Send + Sync>,
+    _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: as for `Pinned`; the memory's owner is `keep`, which is Send and Sync itself.
+// SAFETY: as for `Pinned`; the memory's owner is `_keep`, which is Send and Sync itself.
 unsafe impl Send for Registered {}
 // SAFETY: this type never touches the bytes, it only has the device read them.
 unsafe impl Sync for Registered {}
@@ -116,7 +116,8 @@ impl Registered {
                 format!("address {at:p} and segments of {segment} bytes must be multiples of {page}"),
             ));
         }
-        let mut registered = Self { context: context.clone(), at, len, segment, segments: Vec::new(), keep };
+        let mut registered =
+            Self { context: context.clone(), at, len, segment, segments: Vec::new(), _keep: keep };
         for start in (0..len).step_by(segment) {
             let size = segment.min(len - start);
             // SAFETY: `start` is below `len`, so the address is inside the caller's bytes.
@@ -178,7 +179,6 @@ impl Drop for Registered {
         while let Some(segment) = self.segments.pop() {
             self.context.end(|ops| ops.host_unregister(segment.as_ptr()));
         }
-        let _ = &self.keep;
     }
 }
 
