@@ -20,6 +20,8 @@ use tokio::sync::watch;
 
 /// How long a case waits for a peer before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a source may stand still where standing still is all that shows its death.
+const STANDSTILL: Duration = Duration::from_secs(5);
 /// How long imports and exports may take.
 pub(crate) const SETUP: Duration = Duration::from_secs(5);
 
@@ -214,11 +216,13 @@ impl Member {
         plan: &Plan,
         observer: &mut dyn Observer,
     ) -> Result<Report> {
+        let told = self.ctx.fixture.caps().reports_death;
+        let stall = if told { plan.stall } else { plan.stall.min(STANDSTILL) };
         let job = Job {
             arena: Arc::clone(&self.arena),
             assignment: Assignment::of(schedule, self.ctx.rank, self.geometry),
             expected: plan.verify.map(|salt| Arc::new(oracle::digests(salt, &self.geometry))),
-            policy: Policy { stall: plan.stall, ..Policy::default() },
+            policy: Policy { stall, ..Policy::default() },
             limits: Limits { pull: Duration::from_secs(10), quiesce: Duration::from_secs(5) },
         };
         let peers = Peers {

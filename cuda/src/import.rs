@@ -2,6 +2,7 @@
 
 use crate::{
     Context,
+    mover::Looks,
     ops::{Access, AllocationKind},
     vmm::{Mapping, Memory},
 };
@@ -52,6 +53,15 @@ impl Import {
         let same_gpu = matches!(&locator.location, Location::Gpu { uuid, .. } if uuid == ours);
         let Locator { generation, payload, shards, .. } = *locator;
         Ok(Self { mapping, generation, payload, shards, same_gpu })
+    }
+
+    /// Reads the control block's header over the fabric, and compares it with the locator. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when there is no control block, [`Kind::Mismatch`] or [`Kind::StaleGeneration`] when it is
+    /// another arena's or another filling's.
+    pub fn check_source(&self) -> Result<()> {
+        Looks::new(self)?.check_header(self)
     }
 
     /// Payload bytes.

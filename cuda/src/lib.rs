@@ -11,6 +11,7 @@
 mod api;
 mod arena;
 mod bounce;
+mod bounded;
 mod context;
 mod device;
 mod error;
@@ -32,6 +33,7 @@ mod fake;
 mod tests;
 
 pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
+pub use bounded::bounded;
 pub use context::Context;
 pub use device::{Device, Features, OLDEST_DRIVER};
 pub use error::CudaError;

@@ -18,7 +18,8 @@ use flashboot_core::{
     Arena as _, BlockDigest, ByteRange, Error, Generation, InFlight, Kind, Landed, Mover, Observed, Pull,
     Result, ShardId, control,
 };
-use look::{Looks, Watch};
+pub(crate) use look::Looks;
+use look::Watch;
 use pull::{CudaInFlight, Fence, Job, Marks, Pace};
 use std::{
     fmt,

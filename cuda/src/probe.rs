@@ -5,13 +5,13 @@
 //! runs on a thread of its own and is cut off at its deadline, because a sick driver blocks for ever.
 
 use crate::{
-    Context, Device,
+    Context, Device, Import,
     error::code,
     nvml::{self, Fabric},
     ops::{AllocationKind, Ops, Real, handle_type},
     vmm::Memory,
 };
-use flashboot_core::{Code, Error, Result};
+use flashboot_core::{Code, Error, Kind, Location, Locator, Readiness, Result};
 use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
@@ -42,6 +42,7 @@ pub const IMEX_CHANNEL: &str = "IMEX channel";
 /// An allocation was exported as a fabric handle: what `imex` needs on this side.
 pub const FABRIC: &str = "FABRIC export";
 
+const NOT_TRIED: &str = "not tried";
 const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 
 /// One thing that was looked for.
@@ -85,6 +86,58 @@ pub fn holds(rungs: &[Rung], name: &str) -> bool {
     rungs.iter().any(|rung| rung.name == name && rung.ok)
 }
 
+/// What the ladder says of whoever needs the rung `name`: what it stumbled over on the way there, and the first thing to
+/// do about it.
+pub fn verdict(rungs: &[Rung], name: &str) -> Readiness {
+    if holds(rungs, name) {
+        return Readiness::Ready;
+    }
+    let wanted = RUNGS.iter().position(|rung| *rung == name).unwrap_or(RUNGS.len());
+    let failed = || rungs.iter().take(wanted.saturating_add(1)).filter(|rung| !rung.ok);
+    // A rung that was not tried says nothing that the one before it has not said, unless there is none.
+    let tried = failed().filter(|rung| !rung.found.starts_with(NOT_TRIED));
+    let mut said: Vec<_> = tried.map(|rung| format!("{}: {}", rung.name, rung.found)).collect();
+    if said.is_empty() {
+        said = failed().take(1).map(|rung| format!("{}: {}", rung.name, rung.found)).collect();
+    }
+    let remedy = failed().find_map(|rung| rung.remedy.clone());
+    Readiness::Unavailable {
+        reason: said.join("; "),
+        remedy: remedy.unwrap_or_else(|| "see what nvidia-smi and dmesg say of the GPU".to_owned()),
+    }
+}
+
+/// Whether the GPU at `into` can read what `locator` names: the two reach each other, `import` maps it, and the control
+/// block's header, read over the fabric, is the locator's. Blocks, as long as the driver does.
+///
+/// # Errors
+/// [`Kind::Unavailable`] when the GPUs do not reach each other, and those of `import`.
+pub fn pair(
+    into: &Location,
+    locator: &Locator,
+    import: impl FnOnce(&Context) -> Result<Import>,
+) -> Result<()> {
+    let Location::Gpu { uuid: ours, .. } = into else {
+        return Err(Error::new(Kind::Mismatch, "probe", "the arena to fill is in no GPU's memory"));
+    };
+    let devices = Device::all()?;
+    let find = |uuid: &str| devices.iter().find(|device| device.uuid() == uuid);
+    let device = find(ours).ok_or_else(|| {
+        Error::new(Kind::Unavailable, "device", format!("this process does not see the GPU {ours}"))
+            .with_remedy("see CUDA_VISIBLE_DEVICES and the devices of the container")
+    })?;
+    // A GPU that this process does not see can be mapped all the same: then the trial alone tells.
+    if let Location::Gpu { uuid: theirs, .. } = &locator.location
+        && let Some(peer) = find(theirs)
+        && !device.can_map(peer)?
+    {
+        let detail = format!("the GPU {ours} cannot map memory of the GPU {theirs}");
+        return Err(Error::new(Kind::Unavailable, "cuDeviceCanAccessPeer", detail)
+            .with_remedy("use GPUs with NVLink or PCIe peer access, or allow another transport"));
+    }
+    import(&Context::open(device)?)?.check_source()
+}
+
 /// Runs `climb` on a thread and gathers what it says until it ends or time is up.
 fn ladder_of(timeout: Duration, climb: impl FnOnce(&dyn Fn(Rung)) + Send + 'static) -> Vec<Rung> {
     let (said, heard) = mpsc::channel();
@@ -112,7 +165,7 @@ fn ladder_of(timeout: Duration, climb: impl FnOnce(&dyn Fn(Rung)) + Send + 'stat
     }
     for name in RUNGS {
         if !rungs.iter().any(|rung| rung.name == name) {
-            let found = format!("not tried: {why}");
+            let found = format!("{NOT_TRIED}: {why}");
             rungs.push(Rung { name, needed: needed(name), found, ok: false, remedy: None });
         }
     }
@@ -302,6 +355,11 @@ mod tests {
         assert!(last.found.contains("CUDA_ERROR_NOT_PERMITTED"), "{last}");
         assert!(last.remedy.as_ref().unwrap().contains("IMEX channel"), "{last}");
         assert_eq!(fake.leaks(), Vec::<String>::new());
+        let Readiness::Unavailable { reason, remedy } = verdict(&rungs, FABRIC) else { panic!("ready") };
+        assert!(reason.starts_with("IMEX channel: /nowhere/at/all: No such file"), "{reason}");
+        assert!(reason.contains("; FABRIC export: cuMemCreate: CUDA_ERROR_NOT_PERMITTED"), "{reason}");
+        assert!(remedy.contains("nvidia-modprobe"), "{remedy}");
+        assert_eq!(verdict(&rungs, POSIX_FD), Readiness::Ready);
     }
 
     #[test]
@@ -323,6 +381,8 @@ mod tests {
         });
         assert_eq!(failing(&rungs), RUNGS[1..]);
         assert!(rungs[1].found.contains("did not answer"));
+        let Readiness::Unavailable { reason, .. } = verdict(&rungs, POSIX_FD) else { panic!("ready") };
+        assert!(reason.contains("driver version: not tried: the driver did not answer"), "{reason}");
     }
 
     #[test]
