@@ -19,6 +19,7 @@ cases! {
     "device-attribute-unknown" = attribute_unknown,
     "device-null-out" = null_out,
     "device-name-short-buffer" = name_short,
+    "device-name-no-buffer" = name_no_buffer,
     "device-pci-form" = pci_form,
     "device-pci-attributes" = pci_attributes,
     "device-uuid" = uuid,
@@ -126,11 +127,13 @@ fn name_short(d: &Driver) -> Outcome {
     let mut short = [0xFF_u8; 8];
     let got = d.device_name(short.as_mut_ptr().cast(), 4, 0);
     let ends = short.iter().position(|b| *b == 0).map_or("nowhere".into(), |at| at.to_string());
-    Facts::new()
-        .code("name", got)
-        .fact("nul-at", ends)
-        .code("zero", d.device_name(short.as_mut_ptr().cast(), 0, 0))
-        .done()
+    Facts::new().code("name", got).fact("nul-at", ends).done()
+}
+
+fn name_no_buffer(d: &Driver) -> Outcome {
+    must("init", d.init(0))?;
+    let mut short = [0xFF_u8; 8];
+    Facts::new().code("zero", d.device_name(short.as_mut_ptr().cast(), 0, 0)).done()
 }
 
 fn pci_form(d: &Driver) -> Outcome {

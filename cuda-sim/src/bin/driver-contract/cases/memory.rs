@@ -22,6 +22,7 @@ cases! {
     "create-too-large" = create_too_large,
     "create-until-full" = create_until_full,
     "create-fabric" = create_fabric,
+    "release-zero" = release_zero,
     "release-garbage" = release_garbage,
     "release-twice" = release_twice,
     "reserve-sizes" = reserve_sizes,
@@ -41,6 +42,7 @@ cases! {
     "map-twice-elsewhere" = map_twice,
     "map-across-reservations" = map_across,
     "map-two-in-one-reservation" = map_two,
+    "map-part-of-reservation" = map_part_of_reservation,
     "unmap-part" = unmap_part,
     "unmap-two-at-once" = unmap_two,
     "unmap-twice" = unmap_twice,
@@ -156,7 +158,12 @@ fn create_fabric(d: &Driver) -> Outcome {
 
 fn release_garbage(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
-    Facts::new().code("zero", gpu.mem_release(0)).code("garbage", gpu.mem_release(0x1234_5678)).done()
+    Facts::new().code("release", gpu.mem_release(0x1234_5678)).done()
+}
+
+fn release_zero(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    Facts::new().code("release", gpu.mem_release(0)).done()
 }
 
 fn release_twice(d: &Driver) -> Outcome {
@@ -306,11 +313,13 @@ fn map_twice(d: &Driver) -> Outcome {
 
 fn map_across(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
-    let first = gpu.range(GRANULE)?;
-    let mut second = 0;
-    let beside = first + GRANULE as u64;
+    // A hole of two granules, reserved again as two neighbours.
+    let hole = gpu.range(2 * GRANULE)?;
+    must("free", gpu.address_free(hole, 2 * GRANULE))?;
+    let (mut first, mut second, beside) = (0, 0, hole + GRANULE as u64);
     must("reserve", gpu.address_reserve(&raw mut second, GRANULE, 0, beside, 0))?;
-    if second != beside {
+    must("reserve", gpu.address_reserve(&raw mut first, GRANULE, 0, hole, 0))?;
+    if (first, second) != (hole, beside) {
         return Err("setup the neighbour could not be reserved".into());
     }
     let handle = gpu.memory(2 * GRANULE, POSIX_FD)?;
@@ -339,6 +348,21 @@ fn map_two(d: &Driver) -> Outcome {
         .fact("second", gpu.peek(at + GRANULE as u64))
         .code("across", gpu.memset(at, 3, 2 * GRANULE, ptr::null_mut()))
         .code("sync", gpu.stream_synchronize(ptr::null_mut()))
+        .done()
+}
+
+fn map_part_of_reservation(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let at = gpu.range(4 * GRANULE)?;
+    let handle = gpu.memory(GRANULE, POSIX_FD)?;
+    let middle = at + GRANULE as u64;
+    Facts::new()
+        .code("map", gpu.mem_map(middle, GRANULE, 0, handle, 0))
+        .code("access", gpu.allow(middle, GRANULE, 0, ACCESS_READ_WRITE))
+        .code("access-whole-range", gpu.allow(at, 4 * GRANULE, 0, ACCESS_READ_WRITE))
+        .code("free-front", gpu.address_free(at, GRANULE))
+        .code("unmap-whole-range", gpu.mem_unmap(at, 4 * GRANULE))
+        .code("free", gpu.address_free(at, 4 * GRANULE))
         .done()
 }
 

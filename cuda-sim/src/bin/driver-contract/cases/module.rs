@@ -215,7 +215,7 @@ fn hash_blocks(d: &Driver) -> Outcome {
     let params = params.as_mut_ptr();
     let grid = total.div_ceil(4) as u32;
     let extra = ptr::null_mut();
-    must("launch", gpu.launch(blocks_of, grid, 1, 1, 2, 1, 1, 0, ptr::null_mut(), params, extra))?;
+    must("launch", gpu.launch(blocks_of, grid, 1, 1, 32, 1, 1, 0, ptr::null_mut(), params, extra))?;
     let got = read(&gpu, out, 32 * grid as usize)?;
     let mut f = Facts::new();
     for (index, (block, value)) in payload.chunks(BLOCK).zip(got.chunks(32)).enumerate() {

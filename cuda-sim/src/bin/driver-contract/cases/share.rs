@@ -18,6 +18,9 @@ cases! {
     "export-private" = export_private,
     "export-twice" = export_twice,
     "export-bad" = export_bad,
+    "export-zero" = export_zero,
+    "export-garbage" = export_garbage,
+    "export-null-out" = export_null,
     "export-fabric-of-fd-memory" = export_fabric,
     "import-garbage-fd" = import_garbage,
     "import-fabric-garbage" = import_fabric_garbage,
@@ -63,12 +66,28 @@ fn export_bad(d: &Driver) -> Outcome {
     let mut fd: c_int = -1;
     let out = (&raw mut fd).cast();
     Facts::new()
-        .code("garbage", gpu.mem_export(out, 0x1234_5678, POSIX_FD, 0))
-        .code("zero", gpu.mem_export(out, 0, POSIX_FD, 0))
         .code("flags", gpu.mem_export(out, handle, POSIX_FD, 1))
         .code("type", gpu.mem_export(out, handle, 0x40, 0))
-        .code("null-out", gpu.mem_export(ptr::null_mut(), handle, POSIX_FD, 0))
+        .code("two-types", gpu.mem_export(out, handle, POSIX_FD | FABRIC, 0))
         .done()
+}
+
+fn export_zero(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let mut fd: c_int = -1;
+    Facts::new().code("export", gpu.mem_export((&raw mut fd).cast(), 0, POSIX_FD, 0)).done()
+}
+
+fn export_garbage(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let mut fd: c_int = -1;
+    Facts::new().code("export", gpu.mem_export((&raw mut fd).cast(), 0x1234_5678, POSIX_FD, 0)).done()
+}
+
+fn export_null(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let handle = gpu.memory(GRANULE, POSIX_FD)?;
+    Facts::new().code("export", gpu.mem_export(ptr::null_mut(), handle, POSIX_FD, 0)).done()
 }
 
 fn export_fabric(d: &Driver) -> Outcome {
