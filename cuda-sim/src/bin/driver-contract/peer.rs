@@ -29,8 +29,7 @@ impl Channel {
         if let Some(fds) = &fds {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
-        let sent =
-            sendmsg(&self.0, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
+        let sent = sendmsg(&self.0, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
         sent.map(drop).map_err(|e| format!("setup send={e}"))
     }
 
@@ -38,8 +37,7 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [0; 4096];
-        let got =
-            recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let got = recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
         let got = got.map_err(|e| format!("setup receive={e}"))?;
         let fd = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
@@ -59,8 +57,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts one with variables of its own.
     pub(crate) fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
-        let pair =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (ours, theirs) = pair.map_err(|e| format!("setup socketpair={e}"))?;
         let child = Command::new("/proc/self/exe")
             .arg("--peer")

@@ -140,8 +140,7 @@ fn pci_form(d: &Driver) -> Outcome {
     must("init", d.init(0))?;
     let mut buffer = [0_u8; 64];
     must("pci", d.device_pci(buffer.as_mut_ptr().cast(), 64, 0))?;
-    let form: String =
-        text(&buffer).chars().map(|c| if c.is_ascii_hexdigit() { 'x' } else { c }).collect();
+    let form: String = text(&buffer).chars().map(|c| if c.is_ascii_hexdigit() { 'x' } else { c }).collect();
     let mut small = [0_u8; 64];
     Facts::new()
         .fact("form", form)

@@ -206,10 +206,7 @@ fn host_free_pending(d: &Driver) -> Outcome {
     let memory = gpu.mapped(GRANULE)?;
     let host = gpu.pinned(GRANULE)?;
     must("copy", gpu.copy_htod(memory.at, host.cast(), GRANULE, stream))?;
-    Facts::new()
-        .code("free", gpu.host_free(host.cast()))
-        .code("sync", gpu.stream_synchronize(stream))
-        .done()
+    Facts::new().code("free", gpu.host_free(host.cast())).code("sync", gpu.stream_synchronize(stream)).done()
 }
 
 fn unregister_pending(d: &Driver) -> Outcome {
@@ -244,10 +241,7 @@ fn unload_pending(d: &Driver) -> Outcome {
     ];
     let (params, extra) = (params.as_mut_ptr(), ptr::null_mut());
     must("launch", gpu.launch(function, 1, 1, 1, 256, 1, 1, 0, stream, params, extra))?;
-    Facts::new()
-        .code("unload", gpu.module_unload(module))
-        .code("sync", gpu.stream_synchronize(stream))
-        .done()
+    Facts::new().code("unload", gpu.module_unload(module)).code("sync", gpu.stream_synchronize(stream)).done()
 }
 
 fn primary_pending(d: &Driver) -> Outcome {

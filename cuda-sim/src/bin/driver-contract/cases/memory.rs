@@ -2,9 +2,7 @@
 
 use super::cases;
 use crate::{
-    abi::{
-        ACCESS_NONE, ACCESS_READ, ACCESS_READ_WRITE, DMA_BUF_FD, FABRIC, Handle, POSIX_FD,
-    },
+    abi::{ACCESS_NONE, ACCESS_READ, ACCESS_READ_WRITE, DMA_BUF_FD, FABRIC, Handle, POSIX_FD},
     driver::Driver,
     facts::{Facts, Outcome, must},
     gpu::{GRANULE, Gpu, access, prop},

@@ -153,8 +153,7 @@ fn both_params(d: &Driver) -> Outcome {
     let mut extra: [*mut c_void; 1] = [ptr::null_mut()];
     let (params, extra) = (params.as_mut_ptr(), extra.as_mut_ptr());
     let none = ptr::null_mut();
-    let launch =
-        |params, extra| gpu.launch(function, 1, 1, 1, 256, 1, 1, 0, ptr::null_mut(), params, extra);
+    let launch = |params, extra| gpu.launch(function, 1, 1, 1, 256, 1, 1, 0, ptr::null_mut(), params, extra);
     Facts::new().code("both", launch(params, extra)).code("neither", launch(none, none)).done()
 }
 

@@ -170,10 +170,7 @@ fn event_destroy_pending(d: &Driver) -> Outcome {
     let (event, stream) = (gpu.event(0)?, gpu.stream()?);
     gpu.busy(stream)?;
     must("record", gpu.event_record(event, stream))?;
-    Facts::new()
-        .code("destroy", gpu.event_destroy(event))
-        .code("sync", gpu.stream_synchronize(stream))
-        .done()
+    Facts::new().code("destroy", gpu.event_destroy(event)).code("sync", gpu.stream_synchronize(stream)).done()
 }
 
 fn event_null(d: &Driver) -> Outcome {

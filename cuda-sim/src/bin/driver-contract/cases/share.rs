@@ -100,8 +100,8 @@ fn export_fabric(d: &Driver) -> Outcome {
 fn import_garbage(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
     let null = std::fs::File::open("/dev/null").map_err(|e| e.to_string())?;
-    let memfd = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC)
-        .map_err(|e| e.to_string())?;
+    let memfd =
+        rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     rustix::fs::ftruncate(&memfd, GRANULE as u64).map_err(|e| e.to_string())?;
     let mut handle = 0;
     let mut f = Facts::new();
