@@ -223,7 +223,7 @@ fn check_launch(arguments: &Arguments, geometry: Geometry) {
             must(root == 0 || first == 0, "a root is of a payload from its beginning");
         }
         Arguments::Blocks { total, per_block, root, .. } => {
-            must(per_block <= MAX_TILES && per_block >= 1, "tiles of a block");
+            must((1..=MAX_TILES).contains(&per_block), "tiles of a block");
             must(threads >= (per_block / 2).max(8), "threads for every merge and word");
             must(grid == total.div_ceil(per_block.max(1).into()), "a thread block a block");
             must(root == 0 || grid == 1, "a root is of one block");

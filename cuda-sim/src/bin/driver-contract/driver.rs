@@ -37,8 +37,7 @@ macro_rules! driver {
             }
 
             $(
-                #[expect(clippy::too_many_arguments, reason = "the driver's")]
-                #[allow(clippy::allow_attributes, reason = "one macro for all")]
+                #[allow(clippy::too_many_arguments, reason = "some of the driver's have many")]
                 pub(crate) fn $field(&self, $($arg: $kind),*) -> u32 {
                     // SAFETY: out-pointers are to the case's locals; wrong addresses are the case's point, and what
                     // comes of them stays in its process.

@@ -1,9 +1,9 @@
 //! A second process of this program, told what to do over a socket that is its standard input.
 
 use crate::{
-    abi::{ACCESS_READ_WRITE, DevicePtr, Handle},
+    abi::{ACCESS_READ_WRITE, DevicePtr, FABRIC, Handle},
     driver::Driver,
-    facts::name,
+    facts::{must, name},
     gpu::{GRANULE, Gpu},
 };
 use rustix::net::{
@@ -166,6 +166,20 @@ impl Held {
                 let flags = flags.parse().unwrap_or(ACCESS_READ_WRITE);
                 format!("access={}", name(gpu.allow(self.at, self.size, 0, flags)))
             }
+            // The same on the fabric; sends the handle in hexadecimal.
+            ["fabric", granules, byte] => {
+                driver.enter(0)?;
+                let size = granules.parse::<usize>().map_err(|e| e.to_string())? * GRANULE;
+                let handle = gpu.memory(size, FABRIC)?;
+                let made = gpu.map(handle, size)?;
+                gpu.fill(made, byte.parse().map_err(|_| "setup byte")?)?;
+                let mut bytes = [0_u8; 64];
+                must("export", gpu.mem_export(bytes.as_mut_ptr().cast(), handle, FABRIC, 0))?;
+                let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+                format!("fabric={hex}")
+            }
+            // Its context becomes unusable.
+            ["poison"] => name(crate::cases::break_context(&gpu)?.1),
             ["read"] => gpu.peek(self.at),
             ["write"] => {
                 let set = gpu.memset(self.at, 0xEE, self.size, ptr::null_mut());

@@ -25,6 +25,7 @@ cases! {
     "fork-after-init" = fork_after_init,
     "fork-before-init" = fork_before_init,
     "unmap-under-pending-copy" = unmap_pending,
+    "unmap-beside-pending-copy" = unmap_beside,
     "release-under-pending-copy" = release_pending,
     "host-free-under-pending-copy" = host_free_pending,
     "unregister-under-pending-copy" = unregister_pending,
@@ -50,7 +51,7 @@ fn hash(gpu: &Gpu<'_>, mut data: u64, mut out: u64) -> Result<u32, String> {
 }
 
 /// A kernel that reads where nothing is mapped.
-fn break_context(gpu: &Gpu<'_>) -> Result<(u32, u32), String> {
+pub(crate) fn break_context(gpu: &Gpu<'_>) -> Result<(u32, u32), String> {
     let out = gpu.mapped(GRANULE)?;
     let nothing = gpu.range(GRANULE)?;
     let launched = hash(gpu, nothing, out.at)?;
@@ -185,6 +186,20 @@ fn unmap_pending(d: &Driver) -> Outcome {
     let memory = gpu.busy(stream)?;
     Facts::new()
         .code("unmap", gpu.mem_unmap(memory.at, memory.size))
+        .code("sync", gpu.stream_synchronize(stream))
+        .done()
+}
+
+/// Taking away memory that the pending work does not use.
+fn unmap_beside(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let stream = gpu.stream()?;
+    let idle = gpu.mapped(GRANULE)?;
+    gpu.busy(stream)?;
+    Facts::new()
+        .code("unmap", gpu.mem_unmap(idle.at, idle.size))
+        .code("release", gpu.mem_release(idle.handle))
+        .code("free", gpu.address_free(idle.at, idle.size))
         .code("sync", gpu.stream_synchronize(stream))
         .done()
 }

@@ -542,7 +542,8 @@ fn dma_buf(d: &Driver) -> Outcome {
     Facts::new()
         .code("whole", dma(&gpu, at, 2 * GRANULE, DMA_BUF_FD, 0))
         .code("part", dma(&gpu, at + GRANULE as u64, GRANULE, DMA_BUF_FD, 0))
-        .code("page", dma(&gpu, at, 65536, DMA_BUF_FD, 0))
+        .code("64-KiB", dma(&gpu, at, 65536, DMA_BUF_FD, 0))
+        .code("4-KiB", dma(&gpu, at, 4096, DMA_BUF_FD, 0))
         .done()
 }
 

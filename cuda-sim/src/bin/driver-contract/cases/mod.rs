@@ -9,6 +9,9 @@ mod memory;
 mod module;
 mod order;
 mod share;
+mod stand_in;
+
+pub(crate) use fault::break_context;
 
 use crate::{driver::Driver, facts::Outcome};
 
@@ -37,7 +40,12 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
     .copied()
 }
 
-/// `Case`s of functions of the same names, hyphens for underscores.
+/// The case of a name, also one that is for the stand-in alone.
+pub(crate) fn find(name: &str) -> Option<Case> {
+    all().chain(stand_in::CASES.iter().copied()).find(|case| case.name == name)
+}
+
+/// The table of a module's cases.
 macro_rules! cases {
     ($($name:literal = $run:ident,)*) => {
         pub(super) const CASES: &[crate::cases::Case] =

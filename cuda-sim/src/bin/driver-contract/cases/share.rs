@@ -32,6 +32,8 @@ cases! {
     "import-read-write" = import_read_write,
     "import-in-two-processes" = import_two_processes,
     "import-exported-again" = import_exported_again,
+    "import-on-other-device" = import_other_device,
+    "exporter-poisoned" = exporter_poisoned,
     "exporter-killed" = exporter_killed,
     "exporter-released" = exporter_released,
     "importer-killed" = importer_killed,
@@ -235,6 +237,46 @@ fn import_exported_again(d: &Driver) -> Outcome {
     Facts::new().code("export", gpu.mem_export((&raw mut again).cast(), handle, POSIX_FD, 0)).done()
 }
 
+/// The clone's way: a peer process's memory of the first device, mapped by the second for itself alone.
+fn import_other_device(d: &Driver) -> Outcome {
+    d.two()?;
+    let (_peer, fd) = exporter(1, 0x92)?;
+    d.enter(1)?;
+    let gpu = Gpu(d);
+    let mut handle = 0;
+    let mut f = Facts::new();
+    f.code("import", gpu.import(fd.as_fd(), &mut handle));
+    let from = gpu.map_only(handle, GRANULE)?;
+    f.code("access", gpu.allow(from, GRANULE, 1, ACCESS_READ));
+    let prop = crate::gpu::prop(1, POSIX_FD);
+    let mut own = 0;
+    must("create", gpu.mem_create(&raw mut own, GRANULE, &raw const prop, 0))?;
+    let to = gpu.map_only(own, GRANULE)?;
+    must("access", gpu.allow(to, GRANULE, 1, ACCESS_READ_WRITE))?;
+    f.code("copy", gpu.copy_dtod(to, from, GRANULE, ptr::null_mut())).fact("byte", gpu.peek(to));
+    f.code("copy-into", gpu.copy_dtod(from, to, GRANULE, ptr::null_mut()));
+    f.fact("read-directly", gpu.peek(from));
+    f.done()
+}
+
+/// The owner's context is beyond use; its memory is not.
+fn exporter_poisoned(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let (peer, fd) = exporter(1, 0x93)?;
+    let mut handle = 0;
+    must("import", gpu.import(fd.as_fd(), &mut handle))?;
+    let memory = gpu.map(handle, GRANULE)?;
+    let said = peer.ask("poison", None)?.0;
+    let mut late = 0;
+    Facts::new()
+        .fact("peer", said)
+        .fact("byte", gpu.peek(memory.at))
+        .code("memset", gpu.memset(memory.at, 0x94, GRANULE, ptr::null_mut()))
+        .fact("byte", gpu.peek(memory.at))
+        .code("import-late", gpu.import(fd.as_fd(), &mut late))
+        .done()
+}
+
 fn exporter_killed(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
     let (peer, fd) = exporter(1, 0x88)?;
@@ -271,6 +313,7 @@ fn importer_killed(d: &Driver) -> Outcome {
         .fact("peer", said)
         .fact("byte", gpu.peek(memory.at))
         .code("memset", gpu.memset(memory.at, 0x8C, GRANULE, ptr::null_mut()))
+        .code("sync", gpu.stream_synchronize(ptr::null_mut()))
         .code("unmap", gpu.mem_unmap(memory.at, memory.size))
         .code("release", gpu.mem_release(memory.handle))
         .done()
