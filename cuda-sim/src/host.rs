@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -145,6 +145,13 @@ impl Host {
         Ok(Fabric { path, file })
     }
 
+    /// The name of a fabric allocation, where a path is its file.
+    pub(crate) fn fabric_name(&self, path: &Path) -> Option<String> {
+        let folder = self.dir.join("imex").canonicalize().ok()?;
+        let name = path.strip_prefix(folder).ok()?.to_str()?;
+        (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| name.to_owned())
+    }
+
     /// The file of a peer's fabric allocation.
     pub(crate) fn fabric_open(&self, name: &str) -> Result<Fabric, u32> {
         let folder = self.dir.join("imex").canonicalize().map_err(|_| code::NOT_PERMITTED)?;
@@ -165,6 +172,13 @@ impl Host {
 pub(crate) struct Fabric {
     path: PathBuf,
     pub(crate) file: File,
+}
+
+impl Fabric {
+    /// From a descriptor that its exporter locked.
+    pub(crate) fn new(path: PathBuf, fd: OwnedFd) -> Self {
+        Self { path, file: fd.into() }
+    }
 }
 
 #[cfg(test)]

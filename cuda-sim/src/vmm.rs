@@ -144,10 +144,6 @@ impl Vmm {
             if prop.handle_types & FABRIC != 0 { Some(world.host.fabric_new(&name, size)?) } else { None };
         let taken = world.host.take(device, &name, size, fabric.as_ref())?;
         let backing = match fabric {
-            // A descriptor of fabric memory is not simulated: its name would not say what it is.
-            Some(_) if prop.handle_types & POSIX_FD != 0 => loud::stop(
-                "memory that is exportable both as a descriptor and on the fabric is not simulated",
-            ),
             Some(fabric) => Backing::Fabric(fabric),
             None => Backing::Fd(memfd(world, device, &name, size)),
         };
@@ -210,6 +206,12 @@ impl Vmm {
     pub(crate) fn import_fd(&mut self, world: &World, fd: i32) -> Result<u64, u32> {
         let link = fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| code::UNKNOWN)?;
         let text = link.to_str().ok_or(code::UNKNOWN)?;
+        if let Some(name) = world.host.fabric_name(&link) {
+            // SAFETY: /proc just showed that the descriptor is open; the program keeps it so during the call.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            let fd = fd.try_clone_to_owned().map_err(|_| code::UNKNOWN)?;
+            return self.hold_fabric(Fabric::new(link.clone(), fd), name, POSIX_FD);
+        }
         let ours = text.strip_prefix("/memfd:").and_then(|rest| rest.strip_suffix(" (deleted)"));
         let parts: Vec<&str> = ours.unwrap_or_default().split(':').collect();
         let [mark, host, device, name] = *parts.as_slice() else { return Err(code::UNKNOWN) };
@@ -242,12 +244,17 @@ impl Vmm {
         }
         let name = String::from_utf8(name).map_err(|_| code::INVALID_VALUE)?;
         let fabric = world.host.fabric_open(&name)?;
+        self.hold_fabric(fabric, name, FABRIC)
+    }
+
+    /// A peer's fabric memory, by whatever handle it came.
+    fn hold_fabric(&mut self, fabric: Fabric, name: String, types: u32) -> Result<u64, u32> {
         let size = fabric.file.metadata().map_err(|_| code::UNKNOWN)?.len() as usize;
         Ok(self.hold(Memory {
             name,
             size,
             device: None,
-            types: FABRIC,
+            types,
             imported: true,
             backing: Backing::Fabric(fabric),
             _taken: None,

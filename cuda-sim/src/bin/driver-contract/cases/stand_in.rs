@@ -19,6 +19,7 @@ cases! {
     "sim-second-create" = second_create,
     "sim-many-calls" = many_calls,
     "sim-fabric-killed" = fabric_killed,
+    "sim-fabric-descriptor" = fabric_descriptor,
 }
 
 /// A copy on a second stream that should have waited for the first.
@@ -136,5 +137,21 @@ fn fabric_killed(d: &Driver) -> Outcome {
     must("unmap", gpu.mem_unmap(memory.at, memory.size))?;
     must("release", gpu.mem_release(first))?;
     f.code("import-late", gpu.mem_import(&raw mut late, bytes.as_mut_ptr().cast(), FABRIC));
+    f.done()
+}
+
+/// Memory for both kinds of handle, through its descriptor.
+fn fabric_descriptor(d: &Driver) -> Outcome {
+    use crate::abi::{FABRIC, POSIX_FD};
+    use std::os::fd::AsFd as _;
+    let gpu = Gpu::new(d)?;
+    let handle = gpu.memory(GRANULE, FABRIC | POSIX_FD)?;
+    let memory = gpu.map(handle, GRANULE)?;
+    gpu.fill(memory, 0x95)?;
+    let fd = gpu.export(handle)?;
+    let mut imported = 0;
+    let mut f = Facts::new();
+    f.code("import", gpu.import(fd.as_fd(), &mut imported));
+    f.fact("byte", gpu.peek(gpu.map(imported, GRANULE)?.at));
     f.done()
 }
