@@ -179,6 +179,12 @@ impl Fabric {
     pub(crate) fn new(path: PathBuf, fd: OwnedFd) -> Self {
         Self { path, file: fd.into() }
     }
+
+    /// It was never used.
+    pub(crate) fn remove(&self) {
+        // Nobody else knows it.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 #[cfg(test)]

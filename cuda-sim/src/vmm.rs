@@ -142,7 +142,11 @@ impl Vmm {
         let name = random_name();
         let fabric =
             if prop.handle_types & FABRIC != 0 { Some(world.host.fabric_new(&name, size)?) } else { None };
-        let taken = world.host.take(device, &name, size, fabric.as_ref())?;
+        let taken = world.host.take(device, &name, size, fabric.as_ref());
+        if let (Err(_), Some(fabric)) = (&taken, &fabric) {
+            fabric.remove();
+        }
+        let taken = taken?;
         let backing = match fabric {
             Some(fabric) => Backing::Fabric(fabric),
             None => Backing::Fd(memfd(world, device, &name, size)),
