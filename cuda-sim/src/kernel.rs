@@ -1,12 +1,15 @@
-//! The one module: BLAKE3 of blocks of device memory, computed on the host as `cuda/kernels/blake3.cu` says.
+//! The one module: BLAKE3 of blocks of device memory, and a look at two words, done on the host as
+//! `cuda/kernels/blake3.cu` says.
 //!
 //! What the kernel merely assumes of its launch is checked: a launch that would give wrong values aborts.
 
 use crate::{
     abi::code,
-    loud, ptx,
+    loud,
+    pinned::HostRange,
+    ptx,
     work::Action,
-    work::{Place, Touch, Work, read, write},
+    work::{Place, Touch, Work, copy, read, write},
     world::{State, World, fresh, was_given},
 };
 use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
@@ -14,12 +17,15 @@ use std::collections::BTreeMap;
 
 const TILES: &str = "flashboot_blake3_tiles";
 const BLOCKS: &str = "flashboot_blake3_blocks";
+const LOOK: &str = "flashboot_look";
 const CHUNK: u64 = 1024;
 /// Chunks of a tile, and threads of a block of the first kernel.
 const TILE: u64 = 256;
 const MAX_TILES: u32 = 1024;
 /// Bytes of a value.
 const VALUE: usize = 32;
+/// Bytes of a word that peers share.
+const WORD: usize = 8;
 
 /// Modules and functions.
 #[derive(Debug, Default)]
@@ -47,6 +53,7 @@ pub(crate) struct Geometry {
 pub(crate) enum Kernel {
     Tiles { data: Place, len: u64, first: u64, unit: u64, root: bool, out: Place },
     Blocks { tiles: Place, total: u64, per_block: u64, root: bool, out: Place },
+    Look { progress: Place, generation: Place, out: Place },
 }
 
 /// What a launch's arguments are, by the names in `blake3.cu`.
@@ -54,6 +61,7 @@ pub(crate) enum Kernel {
 pub(crate) enum Arguments {
     Tiles { data: u64, len: u64, first: u64, unit: u32, root: u32, out: u64 },
     Blocks { tiles: u64, total: u64, per_block: u32, root: u32, out: u64 },
+    Look { progress: u64, generation: u64, out: u64 },
 }
 
 impl Modules {
@@ -116,6 +124,7 @@ impl Arguments {
         match kernel {
             TILES => &[true, true, true, false, false, true],
             BLOCKS => &[true, true, false, false, true],
+            LOOK => &[true, true, true],
             other => loud::stop(&format!("the kernel {other} is not simulated")),
         }
     }
@@ -129,6 +138,7 @@ impl Arguments {
             (BLOCKS, &[tiles, total, per_block, root, out]) => {
                 Self::Blocks { tiles, total, per_block: per_block as u32, root: root as u32, out }
             }
+            (LOOK, &[progress, generation, out]) => Self::Look { progress, generation, out },
             _ => loud::stop(&format!("{} arguments for {kernel}", values.len())),
         }
     }
@@ -180,32 +190,35 @@ impl State {
         let mut touches = vec![Touch::Module(module)];
         let mut places = Vec::new();
         for (at, size, write) in sides {
-            match self.vmm.resolve(at, size, context, write) {
-                Ok((place, more)) => {
-                    touches.extend(more);
-                    places.push(place);
-                }
-                Err(_) => {
-                    let action = Action::Fault(code::ILLEGAL_ADDRESS);
-                    return Work { what: what.into(), touches, action };
-                }
-            }
+            let Some((place, needed)) = self.reachable(at, size, context, write) else {
+                let action = Action::Fault(code::ILLEGAL_ADDRESS);
+                return Work { what: what.into(), touches, action };
+            };
+            touches.extend(needed);
+            places.push(place);
         }
-        let action = match places.as_slice() {
-            &[input, out] => aligned(arguments).map_or_else(Action::Fault, |()| {
-                Action::Kernel(match *arguments {
-                    Arguments::Tiles { len, first, unit, root, .. } => {
-                        Kernel::Tiles { data: input, len, first, unit: unit.into(), root: root != 0, out }
-                    }
-                    Arguments::Blocks { total, per_block, root, .. } => {
-                        let per_block = per_block.into();
-                        Kernel::Blocks { tiles: input, total, per_block, root: root != 0, out }
-                    }
-                })
-            }),
-            _ => Action::Fault(code::ILLEGAL_ADDRESS),
+        let action = match aligned(arguments) {
+            Ok(()) => Action::Kernel(Kernel::at(arguments, &places)),
+            Err(code) => Action::Fault(code),
         };
         Work { what: what.into(), touches, action }
+    }
+}
+
+impl State {
+    /// What a kernel may use: device memory, and pinned memory of the host by its own address (no row: flashboot's
+    /// hash kernel writes its values there, on H200s too).
+    fn reachable(&self, at: u64, size: usize, context: usize, write: bool) -> Option<(Place, Vec<Touch>)> {
+        if size == 0 {
+            return Some((Place(at as usize), Vec::new()));
+        }
+        if let Ok((place, touches)) = self.vmm.resolve(at, size, context, write) {
+            return Some((place, touches.into()));
+        }
+        match self.pins.classify(at as usize, size) {
+            Ok(HostRange::Pinned(place, touch)) => Some((place, vec![touch])),
+            _ => None,
+        }
     }
 }
 
@@ -228,6 +241,7 @@ fn check_launch(arguments: &Arguments, geometry: Geometry) {
             must(grid == total.div_ceil(per_block.max(1).into()), "a thread block a block");
             must(root == 0 || grid == 1, "a root is of one block");
         }
+        Arguments::Look { .. } => must(grid == 1 && threads == 1, "one thread"),
     }
 }
 
@@ -235,30 +249,52 @@ fn chunks(len: u64) -> u64 {
     len.div_ceil(CHUNK).max(1)
 }
 
-/// The ranges read and written.
-fn sides(arguments: &Arguments) -> (&'static str, [(u64, usize, bool); 2]) {
+/// The ranges read and written, in the order of the kernel's pointers.
+fn sides(arguments: &Arguments) -> (&'static str, Vec<(u64, usize, bool)>) {
     match *arguments {
         Arguments::Tiles { data, len, unit, out, .. } => {
             let values = chunks(len).div_ceil(unit.into()) as usize;
-            (TILES, [(data, len as usize, false), (out, values * VALUE, true)])
+            (TILES, vec![(data, len as usize, false), (out, values * VALUE, true)])
         }
         Arguments::Blocks { tiles, total, per_block, out, .. } => {
             let blocks = total.div_ceil(per_block.into()) as usize;
-            (BLOCKS, [(tiles, total as usize * VALUE, false), (out, blocks * VALUE, true)])
+            (BLOCKS, vec![(tiles, total as usize * VALUE, false), (out, blocks * VALUE, true)])
+        }
+        Arguments::Look { progress, generation, out } => {
+            (LOOK, vec![(progress, WORD, false), (generation, WORD, false), (out, 2 * WORD, true)])
         }
     }
 }
 
-/// Chunks are read 16 bytes at a time, values 4.
+/// Chunks are read 16 bytes at a time, values 4, words 8.
 fn aligned(arguments: &Arguments) -> Result<(), u32> {
     let fine = match *arguments {
         Arguments::Tiles { data, out, .. } => data.is_multiple_of(16) && out.is_multiple_of(4),
         Arguments::Blocks { tiles, out, .. } => tiles.is_multiple_of(4) && out.is_multiple_of(4),
+        Arguments::Look { progress, generation, out } => {
+            [progress, generation, out].iter().all(|at| at.is_multiple_of(WORD as u64))
+        }
     };
     if fine { Ok(()) } else { Err(code::MISALIGNED_ADDRESS) }
 }
 
 impl Kernel {
+    /// With its pointers resolved, in the order of [`sides`].
+    fn at(arguments: &Arguments, places: &[Place]) -> Self {
+        match (arguments, places) {
+            (&Arguments::Tiles { len, first, unit, root, .. }, &[data, out]) => {
+                Self::Tiles { data, len, first, unit: unit.into(), root: root != 0, out }
+            }
+            (&Arguments::Blocks { total, per_block, root, .. }, &[tiles, out]) => {
+                Self::Blocks { tiles, total, per_block: per_block.into(), root: root != 0, out }
+            }
+            (Arguments::Look { .. }, &[progress, generation, out]) => {
+                Self::Look { progress, generation, out }
+            }
+            _ => loud::stop("a kernel with another number of pointers"),
+        }
+    }
+
     /// Computes and writes the values.
     pub(crate) fn run(&self) {
         match *self {
@@ -292,6 +328,11 @@ impl Kernel {
                     write(out, index as usize * VALUE, &merge(values.collect(), root));
                 }
             }
+            // Each an acquiring load, in this order.
+            Self::Look { progress, generation, out } => {
+                copy(progress, out, WORD);
+                copy(generation, Place(out.0 + WORD), WORD);
+            }
         }
     }
 }
@@ -310,4 +351,50 @@ fn merge(mut values: Vec<[u8; VALUE]>, root: bool) -> [u8; VALUE] {
             .collect();
     }
     values.first().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place<T>(value: &mut T) -> Place {
+        Place((&raw mut *value).expose_provenance())
+    }
+
+    #[test]
+    fn a_look_gives_the_word_and_then_what_vouches_for_it() {
+        let (mut progress, mut generation, mut out) = (7_u64, 9_u64, [0_u64; 2]);
+        Kernel::Look {
+            progress: place(&mut progress),
+            generation: place(&mut generation),
+            out: place(&mut out),
+        }
+        .run();
+        assert_eq!(out, [7, 9]);
+    }
+
+    #[test]
+    fn launches_of_wrong_sizes_and_alignment_are_refused_as_the_driver_does() {
+        let geometry = |grid, block, shared| Geometry { grid: [grid, 1, 1], block: [block, 1, 1], shared };
+        assert_eq!(check_geometry(TILES, geometry(1, 256, 0)), Ok(()));
+        assert_eq!(check_geometry(TILES, geometry(1, 257, 0)), Err(code::INVALID_VALUE));
+        assert_eq!(check_geometry(BLOCKS, geometry(1, 512, 0)), Ok(()));
+        assert_eq!(check_geometry(TILES, geometry(1, 256, 1 << 20)), Err(code::INVALID_VALUE));
+        let tiles = |data| Arguments::Tiles { data, len: 1, first: 0, unit: 256, root: 0, out: 4 };
+        assert_eq!(aligned(&tiles(32)), Ok(()));
+        assert_eq!(aligned(&tiles(8)), Err(code::MISALIGNED_ADDRESS));
+        let look = Arguments::Look { progress: 8, generation: 12, out: 16 };
+        assert_eq!(aligned(&look), Err(code::MISALIGNED_ADDRESS));
+    }
+
+    #[test]
+    fn an_odd_value_is_carried_up_as_in_the_files_own_tree() {
+        let payload: Vec<u8> = (0..5 * 1024).map(|i| (i % 251) as u8).collect();
+        let values = payload.chunks(1024).enumerate().map(|(index, chunk)| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.set_input_offset(index as u64 * CHUNK);
+            hasher.update(chunk).finalize_non_root()
+        });
+        assert_eq!(merge(values.collect(), true), *blake3::hash(&payload).as_bytes());
+    }
 }

@@ -72,6 +72,7 @@ impl Memory {
 #[derive(Debug)]
 struct Mapping {
     name: u64,
+    handle: u64,
     memory: Arc<Memory>,
     /// Where the stand-in reaches it.
     alias: usize,
@@ -326,7 +327,7 @@ impl Vmm {
         let alias =
             unsafe { mmap(ptr::null_mut(), size, ProtFlags::empty(), MapFlags::SHARED, memory.fd(), 0) };
         let alias = alias.map_err(|_| code::MAP_FAILED)?.expose_provenance();
-        self.mappings.insert(at, Mapping { name: fresh(), memory, alias, access: BTreeMap::new() });
+        self.mappings.insert(at, Mapping { name: fresh(), handle, memory, alias, access: BTreeMap::new() });
         Ok(())
     }
 
@@ -358,7 +359,7 @@ impl Vmm {
         if allowed.unwrap_or(0) & needed != needed {
             return Err(code::INVALID_VALUE);
         }
-        let touches = [Touch::Mapping(mapping.name), Touch::Memory(mapping.memory.name.clone())];
+        let touches = [Touch::Mapping(mapping.name), Touch::Handle(mapping.handle)];
         Ok((Place(mapping.alias + offset), touches))
     }
 
@@ -387,11 +388,13 @@ impl State {
     /// Rows `release-zero`, `release-garbage`, `release-twice`, `released-memory-stays-while-mapped`. Stricter than
     /// `release-under-pending-copy`.
     pub(crate) fn mem_release(&mut self, handle: u64) -> Result<(), u32> {
-        match self.vmm.handles.get(&handle) {
-            Some(memory) => self.must_be_free("cuMemRelease", &Touch::Memory(memory.name.clone())),
-            None if handle == 0 || was_given(handle) => return Err(code::INVALID_VALUE),
-            None => loud::stop(&format!("{handle:#x} is no memory handle")),
+        if !self.vmm.handles.contains_key(&handle) {
+            if handle == 0 || was_given(handle) {
+                return Err(code::INVALID_VALUE);
+            }
+            loud::stop(&format!("{handle:#x} is no memory handle"));
         }
+        self.must_be_free("cuMemRelease", &Touch::Handle(handle));
         self.vmm.handles.remove(&handle);
         Ok(())
     }

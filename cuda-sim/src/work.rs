@@ -14,7 +14,8 @@ use std::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Touch {
     Mapping(u64),
-    Memory(String),
+    /// By the handle that was mapped: an import is another one.
+    Handle(u64),
     Pin(u64),
     Module(u64),
     Context(usize),
@@ -100,7 +101,7 @@ impl Work {
 }
 
 /// Aligned words move whole, as over the bus: peers poll them.
-fn copy(from: Place, to: Place, size: usize) {
+pub(crate) fn copy(from: Place, to: Place, size: usize) {
     if size == 8 && from.0.is_multiple_of(8) && to.0.is_multiple_of(8) {
         // SAFETY: `touches` keeps 8 readable bytes at `from`, aligned as just checked.
         let from = unsafe { AtomicU64::from_ptr(from.at(0).cast()) };

@@ -34,6 +34,11 @@ fn the_host_cannot_follow_a_device_pointer() {
 }
 
 #[test]
+fn a_kernel_writes_to_pinned_memory_and_hashes_the_same() {
+    assert_eq!(Host::new().answer("sim-hash-to-pinned"), "sync=SUCCESS value=true");
+}
+
+#[test]
 fn a_destroyed_event_aborts() {
     assert_eq!(Host::new().answer("sim-destroyed-event"), "killed by signal 6");
 }

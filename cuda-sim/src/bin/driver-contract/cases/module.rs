@@ -226,6 +226,23 @@ fn hash_blocks(d: &Driver) -> Outcome {
     f.done()
 }
 
+/// A kernel's result in pinned memory of the host, by the host's address.
+pub(super) fn hash_to_pinned(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let function = gpu.function(gpu.module()?, "flashboot_blake3_tiles")?;
+    let memory = gpu.mapped(GRANULE)?;
+    let host = gpu.pinned(4096)?;
+    must("memset", gpu.memset(memory.at, 0x5B, 1024, ptr::null_mut()))?;
+    let out = host.expose_provenance() as u64;
+    let mut tiles = Tiles { data: memory.at, len: 1024, first: 0, unit: 256, root: 1, out };
+    must("launch", launch_tiles(&gpu, function, &mut tiles, ptr::null_mut()))?;
+    let synced = gpu.stream_synchronize(ptr::null_mut());
+    // SAFETY: `host` is pinned memory of this case, and the kernel is done with it.
+    let value = unsafe { host.cast::<[u8; 32]>().read() };
+    let right = value == *blake3::hash(&[0x5B; 1024]).as_bytes();
+    Facts::new().code("sync", synced).fact("value", right).done()
+}
+
 /// A launch is queued like a copy.
 fn hash_late(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;

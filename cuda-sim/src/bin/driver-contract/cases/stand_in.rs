@@ -1,7 +1,7 @@
 //! Questions to the stand-in alone: what it does on demand, and what no real driver need answer the same way twice.
 //! They are no rows of the transcript.
 
-use super::cases;
+use super::{cases, module::hash_to_pinned};
 use crate::{
     driver::Driver,
     facts::{Facts, Outcome, must},
@@ -12,6 +12,7 @@ use std::{ffi::CStr, ptr};
 cases! {
     "sim-race-two-streams" = two_streams,
     "sim-race-pinned-read" = pinned_read,
+    "sim-hash-to-pinned" = hash_to_pinned,
     "sim-unused-function" = unused_function,
     "sim-follow-device-pointer" = follow,
     "sim-destroyed-event" = destroyed_event,
