@@ -5,12 +5,9 @@ use flashboot_core::{
     claims::{Claim, Claims},
     control::{self, ControlBlock, Header, Words},
 };
-use std::{
-    any::Any,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering, fence},
-    },
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering, fence},
 };
 use tokio::sync::watch;
 
@@ -162,9 +159,5 @@ unsafe impl Arena for MockArena {
 
     fn observe(&self, shard: ShardId) -> Observed {
         self.control.observe(shard)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -4,5 +4,5 @@
 mod fixture;
 
 fn main() -> std::process::ExitCode {
-    flashboot_conformance::main(|| fixture::MockFixture::new(Default::default()))
+    flashboot_conformance::main(|| fixture::MockFixture::boxed(Default::default()))
 }

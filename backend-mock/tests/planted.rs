@@ -10,7 +10,7 @@ use flashboot_conformance::{Outcome, run_in_tasks, table};
 /// Runs the whole table and returns the names of the cases that failed.
 fn failures(bug: Bug) -> Vec<String> {
     let failed = table().into_iter().filter_map(|case| {
-        let fixture = MockFixture::new(MockConfig { bug: Some(bug), ..MockConfig::default() });
+        let fixture = MockFixture::boxed(MockConfig { bug: Some(bug), ..MockConfig::default() });
         match run_in_tasks(fixture, &case) {
             Outcome::Passed => None,
             Outcome::Failed(_) => Some(case.name().to_owned()),

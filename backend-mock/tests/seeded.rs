@@ -1,4 +1,5 @@
 //! Whole replications under seeded faults: whoever lives ends byte-exact, and one seed is one history.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use async_trait::async_trait;
 use flashboot_backend_mock::{Fault, MockConfig, Network, seeded_faults};
@@ -39,6 +40,8 @@ fn payload() -> Vec<u8> {
     (0..PAYLOAD).map(|at| (at * 7 % 251) as u8).collect()
 }
 
+type Member = (Arc<dyn HandleExchange>, Arc<dyn Arena>, Box<dyn Export>);
+
 /// How each clone ended, and the virtual time it took all of them.
 type History = (Vec<(bool, Result<Report>)>, Duration);
 
@@ -52,7 +55,7 @@ fn run(schedule: Schedule, faults: Vec<Fault>) -> History {
         let geometry = Geometry::new(PAYLOAD, BLOCK, 2 * BLOCK, 1).unwrap();
         let bytes = payload();
         let expected = Arc::new(Digests::of(&geometry, &bytes));
-        let mut members: Vec<(Arc<dyn HandleExchange>, Arc<dyn Arena>, Box<dyn Export>)> = Vec::new();
+        let mut members: Vec<Member> = Vec::new();
         for rank in 0..schedule.ranks() {
             let exchange = network.endpoint(rank);
             let arena = network.arena(rank, ArenaSpec { payload: PAYLOAD, shards: 1 }).unwrap();

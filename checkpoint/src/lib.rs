@@ -1,1 +1,49 @@
-//! See DESIGN.
+//! Checkpoints (stock safetensors) and images (packed models), and the way between them.
+//!
+//! Owns: reading safetensors strictly, finding experts by name, the image format's files, and `pack`, `unpack`,
+//! `inspect`, `verify`, `diff`. Blocking; no environment variable is read, no log is installed.
+//!
+//! Must never: map a file (a bad disk is an error, not a signal), trust a length before it is bounded by the
+//! file, or leave anything half-made where a whole thing is expected.
+#![forbid(unsafe_code)]
+
+mod aliases;
+mod blocks;
+mod cause;
+mod config;
+mod diff;
+mod direct;
+mod error;
+mod experts;
+mod header;
+mod image;
+mod index;
+mod inspect;
+mod open;
+mod pack;
+mod plan;
+mod source;
+mod staging;
+mod tensors;
+mod text;
+mod unpack;
+mod verify;
+
+pub use blocks::Progress;
+pub use cause::{FieldProblem, IoCause, Names};
+pub use config::ModelConfig;
+pub use diff::{DiffReport, Difference, DifferenceKind, diff};
+pub use error::{Error, Result};
+pub use experts::place;
+pub use header::Header;
+pub use image::{
+    Coordinate, FORMAT_VERSION, Fingerprint, Image, ImageTensor, LayoutInfo, Metadata, ModelPart, RankEntry,
+    RankImage, RankTable, Segment, SourceFile, Stage, World,
+};
+pub use index::Index;
+pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};
+pub use open::{Checkpoint, IndexFile, OpenOptions, Shard};
+pub use pack::{PackOptions, PackReport, pack};
+pub use tensors::{Tensor, Tensors, strides};
+pub use unpack::{UnpackOptions, UnpackReport, unpack};
+pub use verify::{VerifiedRank, VerifyOptions, VerifyReport, verify};

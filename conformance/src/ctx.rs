@@ -12,7 +12,7 @@ use flashboot_driver::{Job, Limits, Observer, Report, Sources, Step, replicate};
 use flashboot_rendezvous::{Board, barrier};
 use std::{
     os::unix::fs::DirBuilderExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -65,8 +65,7 @@ impl Ctx {
 
     async fn member_at(&self, exchange: Arc<dyn HandleExchange>, geometry: &Geometry) -> Member {
         let member = self.exported(exchange, geometry).await;
-        let locator = member.export.as_ref().expect("exported").locator().encode();
-        self.put(&format!("locator/{}", self.rank), locator).await;
+        member.announce().await;
         member
     }
 
@@ -98,10 +97,12 @@ impl Ctx {
         }
     }
 
-    /// A member that holds the payload `salt`, all of it published.
+    /// A member that holds the payload `salt`, all of it published before its locator stands on the board: a
+    /// case may pull from it without looking at its words.
     pub(crate) async fn seed(&self, geometry: &Geometry, salt: u64) -> Member {
-        let member = self.member(geometry).await;
+        let member = self.exported(self.open().await, geometry).await;
         member.fill(salt, ShardId(0));
+        member.announce().await;
         member
     }
 
@@ -133,15 +134,36 @@ impl Ctx {
     /// Dies without cleaning up: SIGKILL for a process. A task is dead to its peers and is dropped at its
     /// next await.
     pub(crate) fn die(&self) {
+        // A file, because the board is asynchronous and this is the last thing done: it tells the parent that
+        // this death is part of the case, and the survivors that it has come.
+        std::fs::write(death_note(&self.dir), "").expect("the rank's own directory");
         if self.fixture.ranks() == Ranks::Processes {
-            // The parent must know that this death is part of the case; the board is another process's.
-            let note = self.dir.join("dying");
-            std::fs::write(note, "").expect("the rank's own directory");
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
         self.fixture.die(self.rank);
         self.dead.send_replace(true);
     }
+
+    /// After [`die`](Self::die): a task is dropped here. Whoever is still alive fails with `why`.
+    pub(crate) async fn buried(&self, why: &str) {
+        tokio::task::yield_now().await;
+        panic!("rank {}: {why}", self.rank);
+    }
+
+    /// Waits until `rank` has died: who stays for it must not leave before.
+    pub(crate) async fn death_of(&self, rank: u32) {
+        let note = death_note(&self.dir.with_file_name(rank.to_string()));
+        let began = tokio::time::Instant::now();
+        while !note.exists() {
+            assert!(began.elapsed() < PATIENCE, "rank {rank} was to die");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Where a rank says that it is about to die, in its own directory.
+pub(crate) fn death_note(dir: &Path) -> PathBuf {
+    dir.join("dying")
 }
 
 /// A fresh generation.
@@ -161,6 +183,12 @@ pub(crate) struct Member {
 }
 
 impl Member {
+    /// Puts the locator on the board.
+    async fn announce(&self) {
+        let locator = self.export.as_ref().expect("exported").locator().encode();
+        self.ctx.put(&format!("locator/{}", self.ctx.rank), locator).await;
+    }
+
     /// Writes and publishes `shard` of the payload `salt`.
     pub(crate) fn fill(&self, salt: u64, shard: ShardId) {
         let range = self.geometry.shard_range(shard);

@@ -2,11 +2,11 @@
 //!
 //! A backend's test target is one line, with `harness = false`:
 //!
-//! ```ignore
+//! ```text
 //! fn main() -> std::process::ExitCode { flashboot_conformance::main(|| Box::new(MyFixture)) }
 //! ```
 //!
-//! Each case is one async function that every rank runs ([`cases`]). For a transport between processes the
+//! Each case is one async function that every rank runs (`src/cases/`). For a transport between processes the
 //! test binary is executed again once per rank, so ranks are real processes and SIGKILL is a real death; the
 //! mock runs the same functions as tasks under a paused clock. The oracle compares every byte on the host, with
 //! canaries where no byte may land. A case has a deadline; what cannot run on a machine shows as *ignored* with

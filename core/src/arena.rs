@@ -46,6 +46,8 @@ pub struct ArenaSpec {
 /// [`copy_out`](Self::copy_out), whose answer would be torn. No method hands out a reference into the
 /// payload: other processes have it mapped.
 ///
+/// A transport recognises the arenas it serves by upcasting to [`Any`].
+///
 /// # Safety
 ///
 /// Implementors promise that the allocation stays mapped at one address, with the length of
@@ -87,7 +89,4 @@ pub unsafe trait Arena: Any + Send + Sync + fmt::Debug {
 
     /// What a peer would see of `shard` now.
     fn observe(&self, shard: ShardId) -> Observed;
-
-    /// For a transport to recognise the arenas it serves.
-    fn as_any(&self) -> &dyn Any;
 }

@@ -18,7 +18,11 @@ struct Peer<'a> {
 
 impl Words for Peer<'_> {
     fn load(&self, offset: u64) -> u64 {
-        assert!(offset % 8 == 0 && offset + 8 <= self.available, "word at {offset} of {} bytes", self.available);
+        assert!(
+            offset % 8 == 0 && offset + 8 <= self.available,
+            "word at {offset} of {} bytes",
+            self.available
+        );
         let at = usize::try_from(offset).unwrap();
         let word = self.bytes.get(at..at + 8).map_or([0; 8], |w| w.try_into().unwrap());
         u64::from_le_bytes(word)

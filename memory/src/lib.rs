@@ -1,1 +1,36 @@
-//! See DESIGN.
+//! Host memory: arenas in sealed memfds, a peer's arena mapped read-only, and the engine that copies.
+//!
+//! Owns: [`HostArena`] (one memfd, one mapping, one control block), [`ImportedArena`] (the reader's side),
+//! [`CopyEngine`] (copies and hashes on the host's own cores), and what the kernel has to say about pages
+//! ([`pages`], [`budget`]).
+//!
+//! Must never: hand out a reference into memory that another process may write. The owner's bytes are seen
+//! as a slice in one place only ([`CopyEngine`]'s hash), under a claim on them and because the seals keep
+//! every other process from writing; a peer's bytes are only ever copied.
+
+mod access;
+mod arena;
+pub mod budget;
+mod config;
+mod engine;
+mod errno;
+mod imported;
+mod job;
+mod layout;
+mod mapping;
+mod numa;
+pub mod pages;
+mod prefault;
+mod seals;
+mod stream;
+mod words;
+
+pub use arena::{HostArena, OwnedRange};
+pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
+pub use engine::{CopyEngine, CopyEngineConfig};
+pub use imported::{Expected, ImportedArena};
+pub use job::CopyJob;
+pub use layout::Layout;
+pub use mapping::FileId;
+pub use pages::boot_id;
+pub use seals::{REQUIRED_SEALS, check_seals};

@@ -45,8 +45,8 @@ async fn chain(ctx: Ctx, at: u64) {
         0 => {}
         1 => {
             let mut observer = dies_at(&ctx, at);
-            let _ = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
-            std::future::pending::<()>().await;
+            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
+            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
         }
         _ => {
             let plan = Plan::verified(SALT).or_from(&[0]);
@@ -56,6 +56,7 @@ async fn chain(ctx: Ctx, at: u64) {
         }
     }
     member.expect_whole(SALT);
+    ctx.death_of(1).await;
     ctx.barrier_of("done", &[0, 2, 3]).await;
 }
 
@@ -76,11 +77,12 @@ async fn reader(ctx: Ctx, at: u64) {
         }
         _ => {
             let mut observer = dies_at(&ctx, at);
-            let _ = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
-            std::future::pending::<()>().await;
+            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
+            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
         }
     }
     member.expect_whole(SALT);
+    ctx.death_of(2).await;
     ctx.barrier_of("done", &[0, 1]).await;
 }
 
@@ -93,7 +95,7 @@ async fn half_filled(ctx: Ctx) {
         member.arena.publish(ShardId(0), half).expect("grows");
         ctx.wait("half").await;
         ctx.die();
-        std::future::pending::<()>().await;
+        ctx.buried("SIGKILL was survived").await;
     }
     let told = ctx.clone();
     let mut observer = |step: Step| {
@@ -119,7 +121,7 @@ async fn published(ctx: Ctx) {
         let _seed = ctx.seed(&geometry, SALT).await;
         ctx.wait("attached").await;
         ctx.die();
-        std::future::pending::<()>().await;
+        ctx.buried("SIGKILL was survived").await;
     }
     let member = ctx.member(&geometry).await;
     let mover = member.import(0).await;
@@ -151,7 +153,7 @@ async fn ring(ctx: Ctx) {
     ctx.barrier("exported").await;
     if ctx.rank() == 0 {
         ctx.die();
-        std::future::pending::<()>().await;
+        ctx.buried("SIGKILL was survived").await;
     }
     // Shard 0 died with its owner before anyone had it: nobody can finish, and everybody says so.
     let ended = member.run(schedule, &Plan { stall: Duration::from_secs(2), ..Plan::verified(SALT) }).await;

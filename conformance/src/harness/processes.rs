@@ -2,6 +2,7 @@
 
 use crate::{
     Case, Ctx, Outcome, cases,
+    ctx::death_note,
     harness::{CASE_DEADLINE, Make},
 };
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard, SocketBoard};
@@ -105,7 +106,14 @@ async fn parent(case: &Case) -> io::Result<Outcome> {
     match tokio::time::timeout(CASE_DEADLINE, all).await {
         Ok(verdict) => verdict,
         // Dropping the children kills them.
-        Err(_) => Ok(Outcome::Failed(format!("still running after {CASE_DEADLINE:?}: a rank hangs"))),
+        Err(_) => {
+            let logs = (0..case.ranks).map(|rank| {
+                let log = fs::read_to_string(log_path(dir.path(), rank)).unwrap_or_default();
+                format!("rank {rank}:\n{}\n", tail(&log))
+            });
+            let logs: String = logs.collect();
+            Ok(Outcome::Failed(format!("still running after {CASE_DEADLINE:?}: a rank hangs\n{logs}")))
+        }
     }
 }
 
@@ -119,6 +127,8 @@ fn spawn(case: &Case, rank: u32, dir: &Path) -> io::Result<Child> {
         .env(CASE, &case.name)
         .env(RANK, rank.to_string())
         .env(DIR, dir)
+        // The message says which case and line; a backtrace would push it out of the tail shown.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
@@ -137,7 +147,7 @@ async fn ended_well(
     if status.success() && matches!(ended, Ok(Some(_))) {
         return Ok(());
     }
-    if status.signal() == Some(SIGKILL) && dir.join(rank.to_string()).join("dying").exists() {
+    if status.signal() == Some(SIGKILL) && death_note(&dir.join(rank.to_string())).exists() {
         return Ok(());
     }
     Err(format!("ended with {status}"))

@@ -1,0 +1,96 @@
+//! The three things `config.json` says that a checkpoint's bytes do not: tied embeddings, quantisation, and the
+//! family's name. Everything else in it is the engine's business.
+
+use crate::error::{Error, Result};
+use crate::source::Source;
+use serde_json::Value;
+use std::path::Path;
+
+/// Far above any `config.json`; bounds what is read into memory.
+const CAP: u64 = 16 << 20;
+
+/// What was found in `config.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// `model_type`.
+    pub model_type: Option<String>,
+    /// `tie_word_embeddings`, at the top or in `text_config`.
+    pub tied_embeddings: bool,
+    /// `quantization_config` as canonical JSON (compact, keys sorted by bytes).
+    pub quantisation: Option<String>,
+    /// Why a `config.json` that is there could not be used. Python writes `Infinity`, which is no JSON; the
+    /// tensors are sound all the same.
+    pub unreadable: Option<String>,
+}
+
+impl ModelConfig {
+    /// Reads `dir/config.json`; one that is not there says nothing.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        let source = match Source::open(&path) {
+            Ok(source) => source,
+            Err(Error::Missing { .. }) => return Ok(Self::default()),
+            Err(e) => return Err(e),
+        };
+        Ok(Self::parse(&source.all(CAP)?))
+    }
+
+    /// Pure part of reading: never fails, says in `unreadable` what it could not use.
+    pub fn parse(json: &[u8]) -> Self {
+        let value: Value = match serde_json::from_slice(json) {
+            Ok(value) => value,
+            Err(e) => return Self { unreadable: Some(e.to_string()), ..Self::default() },
+        };
+        let text = value.get("text_config");
+        let either = |key: &str| value.get(key).or_else(|| text?.get(key));
+        Self {
+            model_type: value.get("model_type").and_then(Value::as_str).map(str::to_owned),
+            tied_embeddings: either("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
+            quantisation: either("quantization_config").filter(|v| !v.is_null()).map(canonical),
+            unreadable: None,
+        }
+    }
+}
+
+/// Compact JSON with the keys of every object sorted by bytes.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<_> = map.iter().collect();
+            keys.sort_by_key(|(key, _)| *key);
+            let members: Vec<_> = keys
+                .into_iter()
+                .map(|(key, value)| format!("{}:{}", Value::from(key.as_str()), canonical(value)))
+                .collect();
+            format!("{{{}}}", members.join(","))
+        }
+        Value::Array(list) => format!("[{}]", list.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_and_quantisation_are_found_at_both_levels() {
+        let c = ModelConfig::parse(
+            br#"{"model_type":"x","text_config":{"tie_word_embeddings":true},"quantization_config":{"b":[1,null],"a":"q"}}"#,
+        );
+        assert!(c.tied_embeddings);
+        assert_eq!(c.model_type.as_deref(), Some("x"));
+        assert_eq!(c.quantisation.as_deref(), Some(r#"{"a":"q","b":[1,null]}"#));
+        assert!(
+            !ModelConfig::parse(
+                br#"{"tie_word_embeddings":false,"text_config":{"tie_word_embeddings":true}}"#
+            )
+            .tied_embeddings
+        );
+    }
+
+    #[test]
+    fn what_is_no_json_is_said_and_harmless() {
+        assert!(ModelConfig::parse(b"{\"x\": Infinity}").unreadable.is_some());
+    }
+}

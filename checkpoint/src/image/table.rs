@@ -1,0 +1,397 @@
+//! A rank image's table: what lies where in its payload, what proves it, and where it came from.
+//!
+//! Parsing bounds everything by the payload: what a table holds after [`RankTable::parse`] can be read without
+//! another check.
+
+use crate::cause::FieldProblem;
+use crate::error::{Error, Result};
+use crate::tensors::{Tensors, strides};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
+use flashboot_core::{BLOCK, BlockDigest, Digests, Dtype};
+use serde::de::{self, MapAccess, Visitor};
+use std::{borrow::Cow, collections::BTreeMap, collections::HashMap, fmt, path::Path};
+
+/// Which half of the payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Segment {
+    /// Before the separator.
+    Experts,
+    /// From the separator on.
+    NonExperts,
+}
+
+/// One tensor of a rank image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageTensor<'t> {
+    /// Its name.
+    pub name: &'t str,
+    /// Its half of the payload.
+    pub segment: Segment,
+    /// Where it begins, counted from the payload's first byte.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions.
+    pub shape: &'t [u64],
+    /// The number of its source file in [`RankTable::sources`].
+    pub source: usize,
+    /// Where it begins in that file's data.
+    pub source_offset: u64,
+}
+
+impl ImageTensor<'_> {
+    /// Its strides in elements (tensors of format 1 are contiguous).
+    pub fn stride(&self) -> Vec<u64> {
+        strides(self.shape)
+    }
+}
+
+/// A safetensors file the tensors came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Its name below the checkpoint's directory.
+    pub name: String,
+    /// Bytes of its tensors.
+    pub data_bytes: u64,
+    /// Its header, byte for byte, without the 8 that give its length.
+    pub header: Vec<u8>,
+    /// What followed its last tensor, where that was allowed.
+    pub trailing: Vec<u8>,
+}
+
+/// A parsed table.
+#[derive(Debug, Clone)]
+pub struct RankTable {
+    pub(super) separator: u64,
+    pub(super) digests: Digests,
+    /// `begin` and `shard` of these are source offset and source.
+    pub(super) tensors: Tensors,
+    pub(super) places: Vec<(u64, Segment)>,
+    pub(super) aliases: Vec<(String, usize)>,
+    pub(super) sources: Vec<SourceFile>,
+    pub(super) index: Option<(String, Vec<u8>)>,
+}
+
+impl RankTable {
+    /// Bytes of the payload.
+    pub fn payload_bytes(&self) -> u64 {
+        self.digests.payload()
+    }
+
+    /// Where the non-experts begin.
+    pub fn separator(&self) -> u64 {
+        self.separator
+    }
+
+    /// The value of every block.
+    pub fn digests(&self) -> &Digests {
+        &self.digests
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Tensor `index`; they are in payload order.
+    pub fn at(&self, index: usize) -> Option<ImageTensor<'_>> {
+        let tensor = self.tensors.at(index)?;
+        let &(offset, segment) = self.places.get(index)?;
+        Some(ImageTensor {
+            name: tensor.name,
+            segment,
+            offset,
+            bytes: tensor.bytes,
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            source: tensor.shard,
+            source_offset: tensor.begin,
+        })
+    }
+
+    /// All tensors, in payload order.
+    pub fn iter(&self) -> impl Iterator<Item = ImageTensor<'_>> {
+        (0..self.len()).filter_map(|i| self.at(i))
+    }
+
+    /// The number of the tensor of that name, or of that alias.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        let alias = || self.aliases.iter().find(|(alias, _)| alias == name).map(|&(_, number)| number);
+        self.tensors.find(name).or_else(alias)
+    }
+
+    /// Further names of tensors, with the number of the tensor each names.
+    pub fn aliases(&self) -> &[(String, usize)] {
+        &self.aliases
+    }
+
+    /// The files the tensors came from.
+    pub fn sources(&self) -> &[SourceFile] {
+        &self.sources
+    }
+
+    /// The name and bytes of the checkpoint's index, if it had one.
+    pub fn index(&self) -> Option<(&str, &[u8])> {
+        self.index.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()))
+    }
+
+    /// Parses the bytes of a table. `path` is for errors only.
+    pub fn parse(path: &Path, json: &[u8]) -> Result<Self> {
+        let not_json = |e: &dyn fmt::Display| Error::NotJson { file: path.into(), detail: e.to_string() };
+        let text = std::str::from_utf8(json).map_err(|e| not_json(&e))?;
+        let file: File<'_> = serde_json::from_str(text).map_err(|e| not_json(&e))?;
+        let field = |tensor: &str, field: &'static str, found: u64, needed: String| Error::Field {
+            file: path.into(),
+            tensor: tensor.into(),
+            field,
+            problem: FieldProblem::Value { found: found.to_string(), needed },
+        };
+        let Payload { bytes, separator, block, digests } = file.payload;
+        if file.format != super::FORMAT_VERSION {
+            return Err(Error::ImageVersion {
+                file: path.into(),
+                found: file.format,
+                needed: super::FORMAT_VERSION,
+            });
+        }
+        if block != BLOCK {
+            return Err(field("(payload)", "block", block, BLOCK.to_string()));
+        }
+        if !bytes.is_multiple_of(PAYLOAD_ALIGN) {
+            return Err(field("(payload)", "bytes", bytes, format!("a multiple of {PAYLOAD_ALIGN}")));
+        }
+        if separator > bytes || !separator.is_multiple_of(TENSOR_ALIGN) {
+            let needed = format!("a multiple of {TENSOR_ALIGN} up to {bytes}");
+            return Err(field("(payload)", "separator", separator, needed));
+        }
+        let digests = Digests::new(bytes, block, digests).map_err(|e| not_json(&e))?;
+        let sources = read_sources(path, file.sources)?;
+        let TensorMap { tensors, places } = file.tensors;
+        let mut end = 0;
+        for (tensor, &(offset, segment)) in tensors.iter().zip(&places) {
+            let needed = |what: String| field(tensor.name, "offset", offset, what);
+            if offset < end || !offset.is_multiple_of(TENSOR_ALIGN) {
+                return Err(needed(format!(
+                    "a multiple of {TENSOR_ALIGN} from {end} on, where the tensor before ends"
+                )));
+            }
+            let (from, to) = match segment {
+                Segment::Experts => (0, separator),
+                Segment::NonExperts => (separator, bytes),
+            };
+            end = offset.saturating_add(tensor.bytes);
+            if offset < from || end > to {
+                return Err(needed(format!("{} bytes of it inside {from}..{to}", tensor.bytes)));
+            }
+            let Some(source) = sources.get(tensor.shard) else {
+                return Err(field(
+                    tensor.name,
+                    "source",
+                    tensor.shard as u64,
+                    format!("below {}", sources.len()),
+                ));
+            };
+            if tensor.begin.saturating_add(tensor.bytes) > source.data_bytes {
+                let needed = format!("{} bytes of it inside {}", tensor.bytes, source.data_bytes);
+                return Err(field(tensor.name, "source_offset", tensor.begin, needed));
+            }
+        }
+        let aliases = read_aliases(path, file.aliases, &tensors)?;
+        let index = match file.index {
+            None => None,
+            Some(Named { file, content }) => {
+                check_name(path, &file)?;
+                Some((file, decode(path, "index", &content)?))
+            }
+        };
+        Ok(Self { separator, digests, tensors, places, aliases, sources, index })
+    }
+}
+
+fn check_name(path: &Path, name: &str) -> Result<()> {
+    match crate::index::path_problem(name) {
+        None => Ok(()),
+        Some(problem) => Err(Error::IndexPath {
+            index: path.into(),
+            tensor: "(sources)".into(),
+            entry: name.into(),
+            problem,
+        }),
+    }
+}
+
+fn decode(path: &Path, what: &str, base64: &str) -> Result<Vec<u8>> {
+    let bad = |e| Error::NotJson { file: path.into(), detail: format!("base64 of {what}: {e}") };
+    BASE64.decode(base64).map_err(bad)
+}
+
+fn read_sources(path: &Path, raw: Vec<RawSource<'_>>) -> Result<Vec<SourceFile>> {
+    let mut names = HashMap::new();
+    raw.into_iter()
+        .enumerate()
+        .map(|(number, source)| {
+            check_name(path, &source.file)?;
+            if names.insert(source.file.clone(), number).is_some() {
+                return Err(Error::Duplicate { file: path.into(), tensor: source.file });
+            }
+            Ok(SourceFile {
+                header: decode(path, &source.file, &source.header)?,
+                trailing: decode(path, &source.file, &source.trailing)?,
+                data_bytes: source.data_bytes,
+                name: source.file,
+            })
+        })
+        .collect()
+}
+
+fn read_aliases(path: &Path, raw: Aliases, tensors: &Tensors) -> Result<Vec<(String, usize)>> {
+    raw.0
+        .into_iter()
+        .map(|(alias, name)| {
+            if tensors.find(&alias).is_some() {
+                return Err(Error::Duplicate { file: path.into(), tensor: alias });
+            }
+            let number = tensors.find(&name).ok_or_else(|| Error::Field {
+                file: path.into(),
+                tensor: alias.clone(),
+                field: "aliases",
+                problem: FieldProblem::Value { found: name, needed: "a tensor of this table".into() },
+            })?;
+            Ok((alias, number))
+        })
+        .collect()
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File<'a> {
+    format: u64,
+    payload: Payload,
+    #[serde(borrow)]
+    sources: Vec<RawSource<'a>>,
+    #[serde(borrow)]
+    index: Option<Named<'a>>,
+    aliases: Aliases,
+    tensors: TensorMap,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Payload {
+    bytes: u64,
+    separator: u64,
+    block: u64,
+    digests: Vec<BlockDigest>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSource<'a> {
+    file: String,
+    data_bytes: u64,
+    #[serde(borrow)]
+    header: Cow<'a, str>,
+    #[serde(borrow, default)]
+    trailing: Cow<'a, str>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named<'a> {
+    file: String,
+    #[serde(borrow)]
+    content: Cow<'a, str>,
+}
+
+/// Alias → name; a map whose keys may appear once.
+struct Aliases(BTreeMap<String, String>);
+
+impl<'de> serde::Deserialize<'de> for Aliases {
+    fn deserialize<D: de::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Aliases;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of aliases")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Aliases, A::Error> {
+                let mut found = BTreeMap::new();
+                while let Some((alias, name)) = map.next_entry::<String, String>()? {
+                    if found.insert(alias.clone(), name).is_some() {
+                        return Err(de::Error::custom(format!("alias `{alias}` is there twice")));
+                    }
+                }
+                Ok(Aliases(found))
+            }
+        }
+        d.deserialize_map(Pairs)
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTensor {
+    segment: Segment,
+    offset: u64,
+    shape: Vec<u64>,
+    stride: Vec<u64>,
+    dtype: Dtype,
+    nbytes: u64,
+    source: u32,
+    source_offset: u64,
+}
+
+#[derive(Default)]
+struct TensorMap {
+    tensors: Tensors,
+    places: Vec<(u64, Segment)>,
+}
+
+impl TensorMap {
+    fn push(&mut self, name: &str, raw: &RawTensor) -> Result<(), String> {
+        let needed = raw.dtype.bytes_of(&raw.shape).map_err(|e| format!("tensor `{name}`: {e}"))?;
+        if needed != raw.nbytes {
+            return Err(format!("tensor `{name}`: `nbytes` is {}, its shape needs {needed}", raw.nbytes));
+        }
+        let contiguous = strides(&raw.shape);
+        if raw.stride != contiguous {
+            return Err(format!("tensor `{name}`: `stride` is {:?}, needed {contiguous:?}", raw.stride));
+        }
+        self.tensors.shapes.extend_from_slice(&raw.shape);
+        let pushed =
+            self.tensors.push_with_shape_in_place(name, raw.dtype, raw.source_offset, raw.nbytes, raw.source);
+        pushed.map_err(|_| format!("tensor `{name}` is there twice"))?;
+        self.places.push((raw.offset, raw.segment));
+        Ok(())
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for TensorMap {
+    fn deserialize<D: de::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = TensorMap;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorMap, A::Error> {
+                let mut found = TensorMap::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    let raw: RawTensor = map.next_value()?;
+                    found.push(&name, &raw).map_err(de::Error::custom)?;
+                }
+                Ok(found)
+            }
+        }
+        d.deserialize_map(Entries)
+    }
+}

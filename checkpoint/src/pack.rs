@@ -1,0 +1,281 @@
+//! Checkpoint → image.
+
+use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, hash_block, workers};
+use crate::direct::DirectFile;
+use crate::error::{Error, Result};
+use crate::image::{
+    Coordinate, Fingerprint, LayoutInfo, METADATA, Metadata, RankEntry, Stage, TableParts, World, seal,
+    write_table,
+};
+use crate::open::Checkpoint;
+use crate::plan::PackPlan;
+use crate::source::Source;
+use crate::staging::{Staging, write_file};
+use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
+use flashboot_core::{BLOCK, BlockDigest, ByteRange, Digests, Dtype};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes after a file's last tensor that a table will carry.
+const TRAILING_CAP: u64 = 1 << 20;
+
+/// How to pack.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PackOptions {
+    /// Whether an image that is there is replaced (atomically: readers see the old or the new one).
+    pub replace: bool,
+    /// Threads, each with a slab of 4 MiB; by default two more than cores, and never more than 8.
+    pub workers: Option<usize>,
+}
+
+/// What was packed.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct PackReport {
+    /// Where the image is.
+    pub image: PathBuf,
+    /// Its id.
+    pub id: String,
+    /// Tensors, aliases not counted.
+    pub tensors: u64,
+    /// Bytes of the payload.
+    pub bytes: u64,
+    /// Where its non-experts begin.
+    pub separator: u64,
+    /// Rank images.
+    pub ranks: u64,
+    /// The payload's BLAKE3 hash.
+    pub root: String,
+}
+
+/// Packs `checkpoint` as the single coordinate of an unsplit model into the directory `dest`, which appears whole
+/// or not at all.
+///
+/// Blocks until the image is on the disk. Memory: workers × 4 MiB, and tables. Fails without a trace left, and
+/// so does being killed, except for a hidden directory that the next `pack` to the same place removes.
+pub fn pack(
+    checkpoint: &Checkpoint,
+    dest: &Path,
+    options: &PackOptions,
+    progress: &dyn Progress,
+) -> Result<PackReport> {
+    let plan = PackPlan::new(checkpoint)?;
+    for shard in checkpoint.shards() {
+        if shard.trailing() > TRAILING_CAP {
+            let (file, found) = (shard.path.clone(), shard.trailing());
+            return Err(Error::TrailingOverCap { file, found, cap: TRAILING_CAP });
+        }
+    }
+    let sources = checkpoint.shards().iter().map(|s| s.reopen()).collect::<Result<Vec<_>>>()?;
+    let staging = Staging::begin(dest, options.replace.then_some(is_replaceable))?;
+    let needed = plan.layout().payload().saturating_add(table_estimate(checkpoint));
+    staging.check_space(needed)?;
+    let packed = write_image(&staging, checkpoint, &plan, &sources, options, progress);
+    let (metadata, separator) = match packed {
+        Ok(packed) => packed,
+        Err(e) => return Err(staging.explain(e, needed)),
+    };
+    for source in &sources {
+        let now = Source::from_file(&source.path, clone(source)?)?;
+        if now.identity != source.identity {
+            return Err(Error::Changed { path: source.path.clone() });
+        }
+    }
+    staging.publish()?;
+    let first = metadata.ranks.first();
+    Ok(PackReport {
+        image: dest.into(),
+        id: metadata.id.clone(),
+        tensors: checkpoint.tensors().len() as u64,
+        bytes: plan.layout().payload(),
+        separator,
+        ranks: metadata.ranks.len() as u64,
+        root: first.map_or_else(String::new, |rank| rank.root.clone()),
+    })
+}
+
+fn clone(source: &Source) -> Result<File> {
+    source.file.try_clone().map_err(|e| Error::io("dup", &source.path, &e))
+}
+
+fn write_image(
+    staging: &Staging,
+    checkpoint: &Checkpoint,
+    plan: &PackPlan<'_>,
+    sources: &[Source],
+    options: &PackOptions,
+    progress: &dyn Progress,
+) -> Result<(Metadata, u64)> {
+    let coordinate = Coordinate::WHOLE;
+    let (payload_name, table_name) = (format!("{coordinate}.img"), format!("{coordinate}.json"));
+    let payload_path = staging.dir().join(&payload_name);
+    let digests = write_payload(&payload_path, plan, sources, options, progress)?;
+    let table_path = staging.dir().join(&table_name);
+    let parts = TableParts { checkpoint, sources, layout: plan.layout(), digests: &digests };
+    let (table_bytes, table_hash) = write_hashed(&table_path, |out| write_table(&table_path, out, &parts))?;
+    let root = blake3::Hash::from_bytes(digests.root());
+    let mut metadata = Metadata {
+        flashboot_image: 0,
+        id: String::new(),
+        fingerprint: Fingerprint {
+            source: source_hash(checkpoint, sources, &root)?.to_hex().to_string(),
+            layout: LayoutInfo::NAME.into(),
+            stage: Stage::Sliced,
+            dtype: main_dtype(checkpoint).map_or_else(String::new, |d| d.name().into()),
+            quantisation: checkpoint.config().quantisation.clone(),
+            model_type: checkpoint.config().model_type.clone(),
+        },
+        layout: LayoutInfo {
+            name: LayoutInfo::NAME.into(),
+            tensor_align: TENSOR_ALIGN,
+            payload_align: PAYLOAD_ALIGN,
+            block: BLOCK,
+            world: World { pp: 1, tp: 1, ep: 1, dp: 1 },
+        },
+        ranks: vec![RankEntry {
+            coordinate,
+            payload: payload_name,
+            payload_bytes: plan.layout().payload(),
+            root: root.to_hex().to_string(),
+            table: table_name,
+            table_bytes,
+            table_hash: table_hash.to_hex().to_string(),
+        }],
+    };
+    let path = staging.dir().join(METADATA);
+    let sealed = seal(&path, &mut metadata)?;
+    write_file(&path, &sealed)?;
+    Ok((metadata, plan.layout().separator()))
+}
+
+fn write_payload(
+    path: &Path,
+    plan: &PackPlan<'_>,
+    sources: &[Source],
+    options: &PackOptions,
+    progress: &dyn Progress,
+) -> Result<Digests> {
+    let geometry = geometry(plan.layout().payload())?;
+    let out = DirectFile::create(path, geometry.payload())?;
+    let count = usize::try_from(geometry.blocks()).unwrap_or(usize::MAX);
+    let values = Mutex::new(vec![BlockDigest([0; 32]); count]);
+    let threads = workers(options.workers, PACK_WORKERS);
+    each_block(path, &geometry, threads, progress, |index, range, slab| {
+        let fill = |piece, bytes: &mut [u8]| plan.fill(piece, bytes, sources);
+        let write = |piece: ByteRange, bytes: &[u8]| out.write_at(piece.start, bytes);
+        let value = hash_block(&geometry, range, slab, fill, write)?;
+        let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = usize::try_from(index).ok().and_then(|i| values.get_mut(i)) {
+            *slot = value;
+        }
+        Ok(())
+    })?;
+    out.sync()?;
+    let values = values.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Digests::new(geometry.payload(), geometry.block(), values)
+        .map_err(|e| Error::NotJson { file: path.into(), detail: e.to_string() })
+}
+
+/// Writes a file through `write`, syncs it, and returns its length and hash.
+fn write_hashed(
+    path: &Path,
+    write: impl FnOnce(&mut Hashed<BufWriter<File>>) -> Result<()>,
+) -> Result<(u64, blake3::Hash)> {
+    let file =
+        File::options().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, &e))?;
+    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, file), hasher: blake3::Hasher::new() };
+    write(&mut out)?;
+    out.flush().map_err(|e| Error::io("write", path, &e))?;
+    out.out.get_ref().sync_all().map_err(|e| Error::io("fsync", path, &e))?;
+    Ok((out.hasher.count(), out.hasher.finalize()))
+}
+
+struct Hashed<W> {
+    out: W,
+    hasher: blake3::Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hasher.update(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// What the source says about itself, and its bytes through the payload's root.
+fn source_hash(checkpoint: &Checkpoint, sources: &[Source], root: &blake3::Hash) -> Result<blake3::Hash> {
+    let mut hasher = crate::image::FieldHasher::new(b"flashboot source, format 1");
+    for (shard, source) in checkpoint.shards().iter().zip(sources) {
+        hasher.field(shard.name.as_bytes());
+        hasher.field(blake3::Hash::as_bytes(&shard.header_hash));
+        let mut trailing = Vec::new();
+        if shard.trailing() > 0 {
+            let start = shard.data_start().saturating_add(shard.data_bytes);
+            trailing = source.bytes_at(start, shard.trailing())?;
+        }
+        hasher.field(&trailing);
+    }
+    if let Some(index) = checkpoint.index() {
+        hasher.field(index.name.as_bytes());
+        let source = index.reopen()?;
+        let mut bytes = blake3::Hasher::new();
+        source.stream(0, source.len(), 1 << 20, |part| {
+            bytes.update(part);
+            Ok(())
+        })?;
+        hasher.field(bytes.finalize().as_bytes());
+    }
+    hasher.field(root.as_bytes());
+    Ok(hasher.finish())
+}
+
+/// The dtype with the most bytes; of several the first in the format's order.
+fn main_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
+    let mut totals = std::collections::BTreeMap::<Dtype, u64>::new();
+    for tensor in checkpoint.tensors().iter() {
+        let total = totals.entry(tensor.dtype).or_default();
+        *total = total.saturating_add(tensor.bytes);
+    }
+    totals.into_iter().rev().max_by_key(|&(_, bytes)| bytes).map(|(dtype, _)| dtype)
+}
+
+/// An upper bound on the tables' bytes: headers and index in base64, and an entry for each tensor whose name and
+/// shape its header holds already.
+fn table_estimate(checkpoint: &Checkpoint) -> u64 {
+    let index = checkpoint.index().map_or(0, |i| i.identity.len);
+    let tensors = checkpoint.tensors().len() as u64;
+    let digests = checkpoint.data_bytes() / BLOCK * 68;
+    let headers = checkpoint.header_bytes();
+    headers
+        .saturating_add(index)
+        .saturating_mul(4)
+        .div_ceil(3)
+        .saturating_add(headers.saturating_mul(2))
+        .saturating_add(tensors.saturating_mul(256))
+        .saturating_add(digests)
+        .saturating_add(1 << 20)
+}
+
+/// Whether everything in `dir` is an image's.
+fn is_replaceable(dir: &Path) -> Result<()> {
+    let refuse = |entry: String| Error::NotReplaceable { path: dir.into(), entry, what: "an image" };
+    if !crate::image::is_image(dir)? {
+        return Err(refuse("files, but no metadata.json".into()));
+    }
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io("readdir", dir, &e))? {
+        let name = entry.map_err(|e| Error::io("readdir", dir, &e))?.file_name();
+        let name = name.to_string_lossy();
+        let rank = name.starts_with("target-") || name.starts_with("draft-");
+        let ours = name == METADATA || (rank && (name.ends_with(".img") || name.ends_with(".json")));
+        if !ours {
+            return Err(refuse(name.into_owned()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! A directory that appears whole or not at all.
+//!
+//! Everything is written into `.NAME.partial-<random>` beside the destination, synced, and renamed into place.
+//! The writer holds a lock on that directory, so a later writer can tell a dead one's leavings from a live
+//! one's work. Whatever fails or is killed leaves at most such a directory, which no reader looks for.
+
+use crate::error::{Error, Result};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+/// A destination being made.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    dest: PathBuf,
+    parent: PathBuf,
+    partial: PathBuf,
+    /// Given when there is something to replace: whether all of it is of our making.
+    replaced: Option<fn(&Path) -> Result<()>>,
+    /// Holds the lock; dropped last.
+    _lock: File,
+}
+
+impl Staging {
+    /// Prepares `dest`. An existing one is refused, unless `replaceable` (given when replacing is allowed) finds
+    /// that it is of our making.
+    pub(crate) fn begin(dest: &Path, replaceable: Option<fn(&Path) -> Result<()>>) -> Result<Self> {
+        let exists = || Error::Exists { path: dest.into() };
+        let name = dest.file_name().ok_or_else(exists)?;
+        let parent = match dest.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        let replaced = match (std::fs::symlink_metadata(dest), replaceable) {
+            (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => None,
+            (Err(e), _) => return Err(Error::io("stat", dest, &e)),
+            (Ok(meta), Some(check)) if meta.is_dir() => {
+                check(dest)?;
+                Some(check)
+            }
+            (Ok(_), _) => return Err(exists()),
+        };
+        let prefix = format!(".{}.partial-", name.to_string_lossy());
+        remove_leavings(&parent, &prefix)?;
+        let (partial, lock) = make_locked(&parent, &prefix)?;
+        Ok(Self { dest: dest.into(), parent, partial, replaced, _lock: lock })
+    }
+
+    /// Where to write.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Refuses a destination whose file system has not `needed` bytes left.
+    pub(crate) fn check_space(&self, needed: u64) -> Result<()> {
+        let found = available(&self.partial)?;
+        if found < needed {
+            return Err(Error::NoSpace { path: self.dest.clone(), needed, found });
+        }
+        Ok(())
+    }
+
+    /// Gives an error of a write that ran out of space its numbers.
+    pub(crate) fn explain(&self, e: Error, needed: u64) -> Error {
+        match &e {
+            Error::Io { cause, .. } if cause.kind == std::io::ErrorKind::StorageFull => Error::NoSpace {
+                path: self.dest.clone(),
+                needed,
+                found: available(&self.partial).unwrap_or(0),
+            },
+            _ => e,
+        }
+    }
+
+    /// Makes it appear. Files must be synced already.
+    pub(crate) fn publish(self) -> Result<()> {
+        sync_dirs(&self.partial)?;
+        let rename = |flags| rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.dest, flags);
+        let flags = match self.replaced {
+            // Looked at again: it is removed whole, and somebody may have put a file of theirs there meanwhile.
+            Some(check) => {
+                check(&self.dest)?;
+                RenameFlags::EXCHANGE
+            }
+            None => RenameFlags::NOREPLACE,
+        };
+        let renamed = match rename(flags) {
+            // A file system without the flag: a plain rename puts a directory only where none, or an empty one, is.
+            Err(Errno::INVAL | Errno::NOSYS) if self.replaced.is_none() => {
+                rustix::fs::renameat(CWD, &self.partial, CWD, &self.dest)
+            }
+            other => other,
+        };
+        match renamed {
+            Ok(()) => {}
+            Err(Errno::EXIST | Errno::NOTEMPTY) => return Err(Error::Exists { path: self.dest.clone() }),
+            Err(e) => return Err(Error::io("rename", &self.dest, &e.into())),
+        }
+        sync_dir(&self.parent)
+        // Dropping removes what was replaced, which lies at the partial's name now.
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What cannot be removed is removed by the next writer.
+        let _ = std::fs::remove_dir_all(&self.partial);
+    }
+}
+
+/// Creates and syncs one small file.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file =
+        File::options().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, &e))?;
+    std::io::Write::write_all(&mut file, bytes).map_err(|e| Error::io("write", path, &e))?;
+    file.sync_all().map_err(|e| Error::io("fsync", path, &e))
+}
+
+fn available(path: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(path).map_err(|e| Error::io("statvfs", path, &e.into()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    let file = File::open(dir).map_err(|e| Error::io("open", dir, &e))?;
+    file.sync_all().map_err(|e| Error::io("fsync", dir, &e))
+}
+
+/// Syncs `dir` and the directories below it.
+fn sync_dirs(dir: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io("readdir", dir, &e))? {
+        let entry = entry.map_err(|e| Error::io("readdir", dir, &e))?;
+        if entry.file_type().map_err(|e| Error::io("stat", &entry.path(), &e))?.is_dir() {
+            sync_dirs(&entry.path())?;
+        }
+    }
+    sync_dir(dir)
+}
+
+fn open_dir(path: &Path) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
+}
+
+fn make_locked(parent: &Path, prefix: &str) -> Result<(PathBuf, File)> {
+    loop {
+        let random =
+            getrandom::u64().map_err(|e| Error::io("getrandom", parent, &std::io::Error::other(e)))?;
+        let path = parent.join(format!("{prefix}{random:016x}"));
+        match std::fs::create_dir(&path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(Error::io("mkdir", &path, &e)),
+        }
+        // Another writer may take it for a dead one's between mkdir and lock; then it is gone, and we try again.
+        let Ok(dir) = open_dir(&path) else { continue };
+        // Any other failure is a file system without locks on directories: nobody can lock, so nobody removes.
+        if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            continue;
+        }
+        let same = |there: std::fs::Metadata| dir.metadata().is_ok_and(|m| m.ino() == there.ino());
+        if std::fs::symlink_metadata(&path).is_ok_and(same) {
+            return Ok((path, dir));
+        }
+    }
+}
+
+/// Removes what writers to the same destination left when they were killed; a live one holds its lock.
+fn remove_leavings(parent: &Path, prefix: &str) -> Result<()> {
+    for entry in std::fs::read_dir(parent).map_err(|e| Error::io("readdir", parent, &e))? {
+        let entry = entry.map_err(|e| Error::io("readdir", parent, &e))?;
+        let name = entry.file_name();
+        let random = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        if !random.is_some_and(|r| r.len() == 16 && r.bytes().all(|b| b.is_ascii_hexdigit())) {
+            continue;
+        }
+        if let Ok(dir) = open_dir(&entry.path())
+            && rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            // Best effort: one that belongs to another user stays.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! The command line.
+
+use crate::{settings::Overrides, verbs};
+use clap::{ArgAction, Args, Parser, Subcommand};
+use flashboot::config::LogFormat;
+use std::path::PathBuf;
+
+/// Gets a model's weights into memory, byte-exact: packs a checkpoint into an image, replicates it, verifies
+/// every block.
+#[derive(Debug, Parser)]
+#[command(name = "flashboot", version, propagate_version = true, max_term_width = 100, after_help = EXITS)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+const EXITS: &str = "Exit codes: 0 done, 1 failed (diff: they differ), 2 bad usage, 3 refused (mismatch, \
+                     damage, no permission).\nConfiguration: defaults < flashboot.toml < FLASHBOOT_… < flags; \
+                     see `flashboot config show --origin`.";
+
+/// What every verb takes.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Print one JSON object on stdout, also on failure
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Read this configuration file instead of ./flashboot.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Log more: -v info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Log at this level or by this filter
+    #[arg(long, global = true, value_name = "FILTER", conflicts_with = "verbose")]
+    pub(crate) log_level: Option<String>,
+    /// How log lines look
+    #[arg(long, global = true, value_name = "text|json", value_parser = log_format)]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        other => Err(format!("`{other}` is not text or json")),
+    }
+}
+
+impl Global {
+    pub(crate) fn overrides(&self, into: &mut Overrides) {
+        let verbose = match self.verbose {
+            0 => None,
+            1 => Some("info"),
+            2 => Some("debug"),
+            _ => Some("trace"),
+        };
+        into.set("log.level", "--verbose", verbose);
+        into.set("log.level", "--log-level", self.log_level.clone());
+        let format = self.log_format.map(|format| match format {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        });
+        into.set("log.format", "--log-format", format);
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Show it all on a real model: pack, verify, replicate to 4 processes by chain and by star, unpack
+    Demo(verbs::demo::DemoArgs),
+    /// Pack a checkpoint into an image
+    Pack(verbs::pack::PackArgs),
+    /// Turn an image back into its checkpoint, bit for bit
+    Unpack(verbs::unpack::UnpackArgs),
+    /// Say what a checkpoint or an image holds
+    Inspect(verbs::inspect::InspectArgs),
+    /// Read an image and compare every block with its digest
+    Verify(verbs::verify::VerifyArgs),
+    /// Compare two checkpoints or images, tensor by tensor (exit 1 when they differ)
+    Diff(verbs::diff::DiffArgs),
+    /// Start a seed and N clones of an image on this host, and verify every block
+    Replicate(verbs::replicate::ReplicateArgs),
+    /// Show the configuration
+    Config(verbs::config::ConfigArgs),
+    /// One rank of a replication; `replicate` starts these
+    #[command(hide = true)]
+    Worker(verbs::worker::WorkerVerb),
+}

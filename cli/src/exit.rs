@@ -1,0 +1,59 @@
+//! How a verb fails: what is printed, and with which exit code.
+
+use flashboot::ErrorWire;
+use flashboot_core::{Error, Kind};
+use serde_json::{Map, Value};
+
+/// A failed verb.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) error: Box<ErrorWire>,
+    pub(crate) exit: u8,
+    /// Fields that stand beside `error` in the object.
+    pub(crate) beside: Map<String, Value>,
+}
+
+impl Failure {
+    /// Bad usage: exit 2.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        let message = message.into();
+        let error = ErrorWire {
+            kind: "usage".into(),
+            op: "arguments".into(),
+            detail: message.clone(),
+            peer: None,
+            chunk: None,
+            code: None,
+            remedy: None,
+            message,
+        };
+        Self { error: Box::new(error), exit: 2, beside: Map::new() }
+    }
+
+    /// Puts the fields of `object` beside the error.
+    pub(crate) fn beside(mut self, object: &impl serde::Serialize) -> Self {
+        if let Ok(Value::Object(fields)) = serde_json::to_value(object) {
+            self.beside = fields;
+        }
+        self
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        let exit = if e.kind().is_refusal() { 3 } else { 1 };
+        Self { error: Box::new(ErrorWire::from(&e)), exit, beside: Map::new() }
+    }
+}
+
+impl From<flashboot_checkpoint::Error> for Failure {
+    /// An input that is not there, not allowed, or not what it should be is refused (3); a disk that fails or is
+    /// full, and a stop on request, are failures (1).
+    fn from(e: flashboot_checkpoint::Error) -> Self {
+        let exit = match e.kind() {
+            Kind::Io | Kind::Exhausted | Kind::Cancelled => 1,
+            _ => 3,
+        };
+        Self { error: Box::new(ErrorWire::from(&Error::from(e))), exit, beside: Map::new() }
+    }
+}

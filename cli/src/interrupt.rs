@@ -1,0 +1,45 @@
+//! SIGINT, SIGTERM and SIGHUP: verbs stop, leave nothing behind, and say that they were stopped.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::signal::unix::{SignalKind, signal};
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process was asked to stop since [`watch`] was called.
+pub(crate) fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
+/// Waits for one of the signals, which from then on do not end the process by themselves.
+pub(crate) async fn signalled() {
+    let on = |kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(error) => {
+                tracing::debug!(%error, "cannot watch a signal");
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = on(SignalKind::interrupt()) => {}
+        () = on(SignalKind::terminate()) => {}
+        () = on(SignalKind::hangup()) => {}
+    }
+    ASKED.store(true, Ordering::Relaxed);
+}
+
+/// Lets blocking verbs see the signals through [`asked`].
+pub(crate) fn watch() {
+    let spawned = std::thread::Builder::new().name("flashboot-signals".into()).spawn(|| {
+        if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() {
+            runtime.block_on(signalled());
+            // Asked again: it means it.
+            runtime.block_on(signalled());
+            std::process::exit(1);
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "signals end this process at once");
+    }
+}

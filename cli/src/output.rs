@@ -1,0 +1,68 @@
+//! What goes to stdout and stderr. A reader that went away (`| head`) is no error and no panic.
+
+use crate::exit::Failure;
+use serde_json::{Value, json};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// Where results go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Whether one JSON object is asked for.
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// The verb's result: the object, or the text that `human` makes.
+    pub(crate) fn result(
+        self,
+        object: &impl serde::Serialize,
+        human: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        if !self.json {
+            return self.text(&human());
+        }
+        let mut text = serde_json::to_string(object)
+            .map_err(|e| flashboot_core::Error::new(flashboot_core::Kind::Invalid, "json", e.to_string()))?;
+        text.push('\n');
+        write(&text)
+    }
+
+    /// Text for people; nothing with `--json`.
+    pub(crate) fn text(self, text: &str) -> Result<(), Failure> {
+        if self.json { Ok(()) } else { write(text) }
+    }
+
+    /// Prints why a verb failed; its exit code.
+    pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
+        // Nothing is left to try when neither stream takes it.
+        if self.json {
+            let mut object = failure.beside.clone();
+            object.insert("error".into(), json!(failure.error));
+            let _ = write(&format!("{}\n", Value::Object(object)));
+        } else {
+            let _ = writeln!(io::stderr(), "flashboot: {}", failure.error.message);
+        }
+        ExitCode::from(failure.exit)
+    }
+}
+
+fn write(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err(flashboot_core::Error::from_io("write", &e, "stdout").into())
+        }
+        _ => Ok(()),
+    }
+}

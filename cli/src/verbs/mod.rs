@@ -1,0 +1,82 @@
+//! The verbs, one file each: arguments, what to call, what to print.
+
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod diff;
+pub(crate) mod inspect;
+pub(crate) mod pack;
+pub(crate) mod replicate;
+pub(crate) mod unpack;
+pub(crate) mod verify;
+pub(crate) mod worker;
+
+use crate::{
+    args::{Cli, Verb},
+    exit::Failure,
+    interrupt, logs,
+    output::Output,
+    settings::{Overrides, Settings},
+};
+use flashboot::config::Config;
+use flashboot_checkpoint::OpenOptions;
+use std::process::ExitCode;
+
+pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
+    let Cli { global, verb } = cli;
+    // A worker has its settings from its parent and reads none.
+    if let Verb::Worker(args) = verb {
+        return worker::run(args);
+    }
+    let mut overrides = Overrides::default();
+    global.overrides(&mut overrides);
+    match &verb {
+        Verb::Pack(args) => args.reading.overrides(&mut overrides),
+        Verb::Inspect(args) => args.reading.overrides(&mut overrides),
+        Verb::Diff(args) => args.reading.overrides(&mut overrides),
+        Verb::Replicate(args) => args.overrides(&mut overrides),
+        _ => {}
+    }
+    let settings = Settings::load(global.config.as_deref(), &overrides)?;
+    logs::install(&settings.config.log)?;
+    if matches!(verb, Verb::Demo(_) | Verb::Pack(_) | Verb::Unpack(_) | Verb::Verify(_)) {
+        interrupt::watch();
+    }
+    let config = &settings.config;
+    match verb {
+        Verb::Demo(args) => demo::run(&args, config, output),
+        Verb::Pack(args) => pack::run(&args, config, output),
+        Verb::Unpack(args) => unpack::run(&args, output),
+        Verb::Inspect(args) => inspect::run(&args, config, output),
+        Verb::Verify(args) => verify::run(&args, output),
+        Verb::Diff(args) => diff::run(&args, config, output),
+        Verb::Replicate(args) => replicate::run(&args, config, output),
+        Verb::Config(args) => config::run(&args, &settings, output),
+        Verb::Worker(args) => worker::run(args),
+    }
+}
+
+/// How checkpoints are read.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Reading {
+    /// The longest safetensors header that is read
+    #[arg(long, value_name = "SIZE")]
+    header_cap: Option<flashboot_core::ByteSize>,
+    /// Accept bytes after a shard's last tensor
+    #[arg(long)]
+    allow_trailing: bool,
+}
+
+impl Reading {
+    fn overrides(&self, into: &mut Overrides) {
+        into.text("pack.header_cap", "--header-cap", self.header_cap.as_ref());
+        into.set("pack.allow_trailing", "--allow-trailing", self.allow_trailing.then_some(true));
+    }
+}
+
+pub(crate) fn open_options(config: &Config) -> OpenOptions {
+    OpenOptions {
+        header_cap: config.pack.header_cap,
+        allow_trailing_bytes: config.pack.allow_trailing,
+        ..OpenOptions::default()
+    }
+}

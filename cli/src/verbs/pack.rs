@@ -1,0 +1,69 @@
+//! `flashboot pack CHECKPOINT -o IMAGE`.
+
+use super::{Reading, open_options};
+use crate::{exit::Failure, human, output::Output, progress::Bar};
+use clap::Args;
+use flashboot::config::Config;
+use flashboot_checkpoint::{Checkpoint, PackOptions, PackReport};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// A directory of safetensors files, an index or one safetensors file
+    checkpoint: PathBuf,
+    /// The image's directory; it appears whole or not at all
+    #[arg(short, long, value_name = "IMAGE")]
+    output: PathBuf,
+    /// Replace an image that is there
+    #[arg(long)]
+    replace: bool,
+    #[command(flatten)]
+    pub(super) reading: Reading,
+}
+
+pub(crate) fn run(args: &PackArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let began = Instant::now();
+    let checkpoint = Checkpoint::open(&args.checkpoint, &open_options(config))?;
+    let options = PackOptions { replace: args.replace, ..PackOptions::default() };
+    let bar = Bar::new(output, "packing");
+    let report = flashboot_checkpoint::pack(&checkpoint, &args.output, &options, &bar)?;
+    drop(bar);
+    let took = began.elapsed();
+    let timed = Timed { report: &report, ms: took.as_secs_f64() * 1e3 };
+    output.result(&timed, || line(&report, took))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A report and how long it took.
+#[derive(serde::Serialize)]
+pub(super) struct Timed<'r, R: serde::Serialize> {
+    #[serde(flatten)]
+    pub(super) report: &'r R,
+    pub(super) ms: f64,
+}
+
+pub(super) fn line(report: &PackReport, took: Duration) -> String {
+    format!(
+        "packed    {} in {}, {}\n          {} (id {})\n",
+        human::count(report.tensors, "tensor"),
+        human::bytes(report.bytes),
+        paced(report.bytes, took),
+        report.image.display(),
+        short(&report.id),
+    )
+}
+
+/// `12.3 ms (7.1 GB/s)`.
+pub(super) fn paced(bytes: u64, took: Duration) -> String {
+    let rate = bytes as f64 / took.as_secs_f64().max(1e-9);
+    format!("{} ({})", human::ms(took.as_secs_f64() * 1e3), human::rate(rate))
+}
+
+/// The first digits of an id: enough for people.
+pub(super) fn short(id: &str) -> &str {
+    id.get(..16).unwrap_or(id)
+}

@@ -1,0 +1,40 @@
+//! The hidden verb that `replicate` starts its seed and clones with.
+
+use crate::{exit::Failure, logs};
+use clap::Args;
+use flashboot::{
+    config::{Log, LogFormat},
+    replicate::{WorkerArgs, worker},
+};
+use std::{path::PathBuf, process::ExitCode};
+use tracing::debug;
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerVerb {
+    #[arg(long)]
+    board: PathBuf,
+    #[arg(long)]
+    rank: u32,
+    #[arg(long)]
+    level: String,
+    #[arg(long)]
+    json_logs: bool,
+}
+
+pub(crate) fn run(args: WorkerVerb) -> Result<ExitCode, Failure> {
+    let WorkerVerb { board, rank, level, json_logs } = args;
+    let format = if json_logs { LogFormat::Json } else { LogFormat::Text };
+    logs::install(&Log { level, format })?;
+    let runtime = super::replicate::runtime(false)?;
+    let done = runtime.block_on(worker(WorkerArgs { board, rank }));
+    // Do not wait for anything a transport left running.
+    runtime.shutdown_background();
+    Ok(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The parent has it from the board and says it.
+            debug!(%error, "this rank failed");
+            ExitCode::FAILURE
+        }
+    })
+}

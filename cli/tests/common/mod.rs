@@ -1,0 +1,117 @@
+//! What the tests of the command share: small checkpoints, and the real binary in a clean environment.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "each test file uses its own part; tests panic"
+)]
+
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+pub(crate) const MIB: usize = 1 << 20;
+
+/// A directory with a checkpoint, and room beside it.
+pub(crate) struct Place(pub(crate) TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::Builder::new().prefix("fb").tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The binary, in this directory, with nothing of this process's configuration.
+    pub(crate) fn flashboot(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashboot"));
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FLASHBOOT_"))
+        {
+            command.env_remove(name);
+        }
+        let run = self.path("run");
+        fs::create_dir_all(&run).unwrap();
+        command.args(args).current_dir(self.0.path()).env("TMPDIR", run).stdin(Stdio::null());
+        command
+    }
+
+    /// What is left of runs: no directory of sockets may stay.
+    pub(crate) fn left_over(&self) -> Vec<PathBuf> {
+        fs::read_dir(self.path("run")).map(|d| d.map(|e| e.unwrap().path()).collect()).unwrap_or_default()
+    }
+
+    /// Runs it and gives exit code and the one object.
+    pub(crate) fn json(&self, args: &[&str]) -> (i32, Value) {
+        let output = self.flashboot(args).arg("--json").output().unwrap();
+        (output.status.code().unwrap_or(-1), object(&output))
+    }
+
+    /// Runs it, wants exit 0, gives the object.
+    pub(crate) fn ok(&self, args: &[&str]) -> Value {
+        let output = self.flashboot(args).arg("--json").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", said(&output));
+        object(&output)
+    }
+
+    /// A checkpoint of one file at `name`, packed into the image `name`.img.
+    pub(crate) fn image(&self, name: &str, tensors: &[(&str, usize)]) -> PathBuf {
+        let checkpoint = self.path(name);
+        fs::create_dir_all(&checkpoint).unwrap();
+        fs::write(checkpoint.join("model.safetensors"), safetensors(tensors)).unwrap();
+        let image = self.path(&format!("{name}.image"));
+        self.ok(&["pack", text(&checkpoint), "-o", text(&image)]);
+        image
+    }
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The only object on stdout.
+pub(crate) fn object(output: &Output) -> Value {
+    let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(lines.len(), 1, "one line of JSON wanted: {}", said(output));
+    serde_json::from_str(lines[0]).unwrap()
+}
+
+pub(crate) fn said(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{}\nstdout: {out}\nstderr: {err}", output.status)
+}
+
+/// One safetensors file with U8 tensors of these sizes and bytes that depend on name and place.
+pub(crate) fn safetensors(tensors: &[(&str, usize)]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, bytes) in tensors {
+        let begin = data.len();
+        let salt = name.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
+        data.extend(
+            (0..*bytes as u64).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(salt) >> 11) as u8),
+        );
+        let entry = json!({ "dtype": "U8", "shape": [bytes], "data_offsets": [begin, data.len()] });
+        header.insert((*name).to_owned(), entry);
+    }
+    let header = serde_json::to_vec(&Value::Object(header)).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(data);
+    file
+}
+
+/// Flips one bit of the byte at `at` (from the end when negative).
+pub(crate) fn flip(path: &Path, at: i64) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = if at < 0 { bytes.len() - usize::try_from(-at).unwrap() } else { usize::try_from(at).unwrap() };
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}

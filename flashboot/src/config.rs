@@ -1,0 +1,430 @@
+//! Configuration as plain structs: units live in the types, unknown keys are errors.
+//!
+//! A face merges its sources (defaults, file, environment, flags) into one [`Config`]; nothing here knows where
+//! a value came from.
+
+use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+/// Everything that can be configured.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where fetched models are kept; `None`: `$XDG_CACHE_HOME/flashboot`, else `~/.cache/flashboot`.
+    pub cache: Option<PathBuf>,
+    /// Logs.
+    pub log: Log,
+    /// Arenas in host memory.
+    pub memory: Memory,
+    /// Packing and reading checkpoints.
+    pub pack: Pack,
+    /// Replication.
+    pub replicate: Replicate,
+}
+
+/// Logs, on stderr.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `warn,flashboot_driver=debug`.
+    pub level: String,
+    /// How lines look.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "warn".into(), format: LogFormat::Text }
+    }
+}
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Arenas in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// Which pages they are made of.
+    pub pages: Pages,
+    /// The NUMA node they are bound to; `None`: pages lie where they are first touched.
+    pub numa_node: Option<u32>,
+    /// Threads that fault pages in and copy; `None`: one a core.
+    pub threads: Option<u32>,
+}
+
+/// Which pages an arena is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pages {
+    /// Huge pages when enough are free, base pages otherwise.
+    #[default]
+    Auto,
+    /// Base pages.
+    Base,
+    /// Huge pages or an error.
+    Huge,
+}
+
+/// Reading and packing checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pack {
+    /// The longest safetensors header that is read.
+    pub header_cap: ByteSize,
+    /// Whether bytes after a shard's last tensor are accepted and carried along.
+    pub allow_trailing: bool,
+}
+
+impl Default for Pack {
+    /// 100 MB, the format's own limit; no trailing bytes.
+    fn default() -> Self {
+        Self { header_cap: ByteSize(100_000_000), allow_trailing: false }
+    }
+}
+
+/// Replication.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Replicate {
+    /// Number of clones.
+    pub clones: u32,
+    /// Who reads from whom.
+    pub topology: Topology,
+    /// Clones in one chain of a tree.
+    pub tree_length: u32,
+    /// Chain heads that read from one chain head of a tree.
+    pub tree_fanout: u32,
+    /// Bytes of one copy.
+    pub chunk: Chunk,
+    /// The transport.
+    pub transport: Choice,
+    /// What `auto` may choose; empty: everything but the mock.
+    #[serde(deserialize_with = "names")]
+    pub allow: Vec<TransportName>,
+    /// Whether every block is hashed on arrival. Off is for benchmarks only.
+    pub verify: bool,
+    /// Pulls in flight at one clone.
+    pub depth: u32,
+    /// How long a source's progress may stand still.
+    #[serde(with = "duration")]
+    pub stall: Duration,
+    /// How often one chunk is pulled again from one source after its digest did not match.
+    pub repairs: u32,
+    /// How many sources one clone may lose before it gives up.
+    pub max_losses: u32,
+    /// The longest one pull may take.
+    #[serde(with = "duration")]
+    pub pull_timeout: Duration,
+    /// The longest one import of a source may take.
+    #[serde(with = "duration")]
+    pub import_timeout: Duration,
+    /// The longest set-up may take: arenas made, the image loaded, every source mapped.
+    #[serde(with = "duration")]
+    pub setup_timeout: Duration,
+    /// The longest the transfer may take, from the release to the last clone.
+    #[serde(with = "duration")]
+    pub transfer_timeout: Duration,
+}
+
+impl Default for Replicate {
+    /// One clone by `auto`, verified, with [`Policy::default`]'s limits; 10 min for set-up, 10 min for transfer.
+    fn default() -> Self {
+        let policy = Policy::default();
+        Self {
+            clones: 1,
+            topology: Topology::Chain,
+            tree_length: 2,
+            tree_fanout: 2,
+            chunk: Chunk::Auto,
+            transport: Choice::Auto,
+            allow: Vec::new(),
+            verify: true,
+            depth: u32::try_from(policy.depth).unwrap_or(2),
+            stall: policy.stall,
+            repairs: policy.repairs,
+            max_losses: policy.max_losses,
+            pull_timeout: Duration::from_secs(60),
+            import_timeout: Duration::from_secs(20),
+            setup_timeout: Duration::from_secs(600),
+            transfer_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+impl Replicate {
+    /// The schedule these settings ask for.
+    pub fn schedule(&self) -> Schedule {
+        let clones = self.clones;
+        match self.topology {
+            Topology::Star => Schedule::Star { clones },
+            Topology::Chain => Schedule::Chain { clones },
+            Topology::Tree => {
+                Schedule::Tree { clones, length: self.tree_length.max(1), fanout: self.tree_fanout.max(1) }
+            }
+        }
+    }
+
+    /// The limits these settings ask for.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            depth: usize::try_from(self.depth.max(1)).unwrap_or(1),
+            stall: self.stall,
+            repairs: self.repairs,
+            max_losses: self.max_losses,
+        }
+    }
+}
+
+/// Who reads from whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Topology {
+    /// Each clone from the one before.
+    Chain,
+    /// Each clone from the seed.
+    Star,
+    /// Chains whose heads form a tree.
+    Tree,
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Chain => "chain",
+            Self::Star => "star",
+            Self::Tree => "tree",
+        })
+    }
+}
+
+/// Why a text is no value of a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotASetting(String);
+
+impl fmt::Display for NotASetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotASetting {}
+
+/// Bytes of one copy: `auto`, or a whole number of 16 MiB blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunk {
+    /// Chosen from size and topology ([`flashboot_core::schedule::auto_chunk`]).
+    Auto,
+    /// This many bytes.
+    Bytes(ByteSize),
+}
+
+impl FromStr for Chunk {
+    type Err = NotASetting;
+
+    fn from_str(text: &str) -> Result<Self, NotASetting> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let size: ByteSize = text.parse().map_err(|e| NotASetting(format!("{e}, or `auto`")))?;
+        if size.0 == 0 || !size.0.is_multiple_of(BLOCK) {
+            let block = ByteSize(BLOCK);
+            return Err(NotASetting(format!(
+                "a chunk of {size} is not a whole number of {block} blocks: use {block}, {}, … or `auto`",
+                ByteSize(2 * BLOCK)
+            )));
+        }
+        Ok(Self::Bytes(size))
+    }
+}
+
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Bytes(size) => fmt::Display::fmt(size, f),
+        }
+    }
+}
+
+/// Which transport: `auto`, or one by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// The first of imex, ipc, rdma, tcp that works between the two.
+    Auto,
+    /// This one or an error.
+    Only(TransportName),
+}
+
+/// Every transport by name, in `auto`'s order, and the mock.
+pub const TRANSPORTS: [TransportName; 5] =
+    [TransportName::Imex, TransportName::Ipc, TransportName::Rdma, TransportName::Tcp, TransportName::Mock];
+
+/// The transport called `text`.
+pub fn transport(text: &str) -> Result<TransportName, NotASetting> {
+    TRANSPORTS
+        .into_iter()
+        .find(|name| name.as_str() == text)
+        .ok_or_else(|| NotASetting(format!("`{text}` is not a transport: use imex, ipc, rdma, tcp or mock")))
+}
+
+impl FromStr for Choice {
+    type Err = NotASetting;
+
+    fn from_str(text: &str) -> Result<Self, NotASetting> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            name => transport(name).map(Self::Only).map_err(|_| {
+                NotASetting(format!("`{name}` is not a transport: use auto, imex, ipc, rdma, tcp or mock"))
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Only(name) => fmt::Display::fmt(name, f),
+        }
+    }
+}
+
+/// Settings that are texts: serialised by `Display`, read by `FromStr`.
+macro_rules! as_text {
+    ($($name:ty: $expecting:literal),*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                text_or_number(d, $expecting)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+
+as_text!(Chunk: "`auto` or a size such as 256MiB", Choice: "`auto` or a transport's name");
+
+/// A text, or a number as text: a file and an environment may write `16777216` for `16MiB`.
+fn text_or_number<'de, D: serde::Deserializer<'de>>(
+    d: D,
+    expecting: &'static str,
+) -> Result<String, D::Error> {
+    struct Visitor(&'static str);
+    impl serde::de::Visitor<'_> for Visitor {
+        type Value = String;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+        fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<String, E> {
+            Ok(v.to_owned())
+        }
+        fn visit_u64<E: serde::de::Error>(self, v: u64) -> Result<String, E> {
+            Ok(v.to_string())
+        }
+        fn visit_i64<E: serde::de::Error>(self, v: i64) -> Result<String, E> {
+            Ok(v.to_string())
+        }
+    }
+    d.deserialize_any(Visitor(expecting))
+}
+
+/// A list of names, or one text with commas.
+fn names<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<TransportName>, D::Error> {
+    struct Visitor;
+    impl<'de> serde::de::Visitor<'de> for Visitor {
+        type Value = Vec<TransportName>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of transports such as [\"ipc\", \"tcp\"] or \"ipc,tcp\"")
+        }
+        fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Self::Value, E> {
+            v.split(',')
+                .map(str::trim)
+                .filter(|s| !s.is_empty())
+                .map(|s| transport(s).map_err(E::custom))
+                .collect()
+        }
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut found = Vec::new();
+            while let Some(name) = seq.next_element::<String>()? {
+                found.push(transport(&name).map_err(serde::de::Error::custom)?);
+            }
+            Ok(found)
+        }
+    }
+    d.deserialize_any(Visitor)
+}
+
+mod duration {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use std::time::Duration;
+
+    pub(super) fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(&humantime::format_duration(*d))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(d)?;
+        humantime::parse_duration(&text)
+            .map_err(|e| D::Error::custom(format!("`{text}` is not a duration such as 30s or 5m: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_auto_or_whole_blocks() {
+        assert_eq!("auto".parse(), Ok(Chunk::Auto));
+        assert_eq!("32MiB".parse(), Ok(Chunk::Bytes(ByteSize::mib(32))));
+        for bad in ["0", "1MiB", "17MiB", "17000000", "x", ""] {
+            assert!(bad.parse::<Chunk>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_setting_reads_back() {
+        let config = Config {
+            replicate: Replicate {
+                chunk: Chunk::Bytes(ByteSize::mib(32)),
+                allow: vec![TransportName::Ipc],
+                ..Replicate::default()
+            },
+            ..Config::default()
+        };
+        let json = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn unknown_keys_and_impossible_values_are_refused() {
+        for bad in [
+            r#"{"replicat":{}}"#,
+            r#"{"replicate":{"clone":1}}"#,
+            r#"{"replicate":{"clones":-1}}"#,
+            r#"{"replicate":{"topology":"ring"}}"#,
+            r#"{"replicate":{"stall":"soon"}}"#,
+            r#"{"replicate":{"transport":"carrier-pigeon"}}"#,
+            r#"{"replicate":{"allow":["ipc","x"]}}"#,
+            r#"{"memory":{"pages":"large"}}"#,
+        ] {
+            assert!(serde_json::from_str::<Config>(bad).is_err(), "{bad}");
+        }
+        let listed: Config = serde_json::from_str(r#"{"replicate":{"allow":"ipc, tcp"}}"#).unwrap();
+        assert_eq!(listed.replicate.allow, [TransportName::Ipc, TransportName::Tcp]);
+    }
+}

@@ -1,0 +1,335 @@
+//! Transports by name: which there are, which work here, and which reaches a given peer.
+//!
+//! A backend joins by one `register` line in [`Registry::standard`]. `auto` tries imex, ipc, rdma and tcp in this
+//! order **for each pair**, says why each was passed over, and never chooses the mock.
+
+use crate::config::{Choice, Memory, TRANSPORTS};
+use async_trait::async_trait;
+use flashboot_backend_ipc::{IpcConfig, IpcTransport};
+use flashboot_core::{
+    Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Readiness, Result, Transport, TransportName,
+};
+use flashboot_memory::{CopyEngine, CopyEngineConfig};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+
+/// What any backend may want to know to open an endpoint.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// A directory of mode 0700 for sockets.
+    pub sockets: PathBuf,
+    /// How memory is made and how many threads copy.
+    pub memory: Memory,
+}
+
+impl Settings {
+    fn copying(&self) -> CopyEngineConfig {
+        CopyEngineConfig { threads: self.memory.threads.and_then(|n| usize::try_from(n).ok()) }
+    }
+}
+
+fn ipc(settings: &Settings) -> IpcConfig {
+    IpcConfig { directory: settings.sockets.clone(), ..IpcConfig::default() }
+}
+
+/// A transport that was not used, and why.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PassedOver {
+    /// Its name.
+    pub name: TransportName,
+    /// What was found.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// A [`Transport`] of any configuration type.
+#[async_trait]
+trait Backend: Send + Sync + fmt::Debug {
+    fn name(&self) -> TransportName;
+    async fn probe(&self) -> Readiness;
+    async fn probe_pair(&self, peer: &Locator) -> Readiness;
+    async fn open(&self, settings: &Settings) -> Result<Arc<dyn HandleExchange>>;
+}
+
+struct Registered<T: Transport> {
+    transport: T,
+    configure: fn(&Settings) -> T::Config,
+}
+
+impl<T: Transport> fmt::Debug for Registered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.transport.fmt(f)
+    }
+}
+
+#[async_trait]
+impl<T: Transport> Backend for Registered<T> {
+    fn name(&self) -> TransportName {
+        self.transport.name()
+    }
+
+    async fn probe(&self) -> Readiness {
+        self.transport.probe().await
+    }
+
+    async fn probe_pair(&self, peer: &Locator) -> Readiness {
+        self.transport.probe_pair(peer).await
+    }
+
+    async fn open(&self, settings: &Settings) -> Result<Arc<dyn HandleExchange>> {
+        self.transport.open((self.configure)(settings)).await
+    }
+}
+
+/// The transports of this program.
+#[derive(Debug, Default)]
+pub struct Registry {
+    backends: Vec<Arc<dyn Backend>>,
+}
+
+impl Registry {
+    /// Every backend this release carries that moves bytes between processes.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] when the system gives no threads to copy with.
+    pub fn standard(settings: &Settings) -> Result<Self> {
+        let engine = Arc::new(CopyEngine::new(&settings.copying())?);
+        let mut registry = Self::default();
+        registry.register(IpcTransport::new(ipc(settings)).with_engine(engine), ipc);
+        Ok(registry)
+    }
+
+    /// Adds a backend; `configure` makes its configuration of the common settings.
+    pub fn register<T: Transport + 'static>(&mut self, transport: T, configure: fn(&Settings) -> T::Config) {
+        self.backends.push(Arc::new(Registered { transport, configure }));
+    }
+
+    /// Opens every transport that is wanted and works on this machine.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when none does, with what each said; [`Kind::Invalid`] when `choice` is not among
+    /// `allow`.
+    pub async fn open(
+        &self,
+        choice: Choice,
+        allow: &[TransportName],
+        settings: &Settings,
+    ) -> Result<Endpoints> {
+        let allowed = |name: &TransportName| allow.is_empty() || allow.contains(name);
+        let wanted: Vec<TransportName> = match choice {
+            Choice::Only(name) if !allowed(&name) => {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "transport",
+                    format!("{name} is not among those allowed"),
+                )
+                .with_remedy("add it to `replicate.allow`, or choose another transport"));
+            }
+            Choice::Only(name) => vec![name],
+            Choice::Auto => {
+                let tried = TRANSPORTS.into_iter().filter(|name| *name != TransportName::Mock);
+                tried.filter(allowed).collect()
+            }
+        };
+        let (mut ready, mut passed) = (Vec::new(), Vec::new());
+        for name in wanted {
+            match self.open_one(name, settings).await {
+                Ok((backend, exchange)) => ready.push(Endpoint { name, exchange, backend: Some(backend) }),
+                Err((reason, remedy)) => passed.push(PassedOver { name, reason, remedy }),
+            }
+        }
+        if ready.is_empty() {
+            return Err(none_left("no transport works on this machine", &passed));
+        }
+        Ok(Endpoints { ready, passed })
+    }
+
+    async fn open_one(
+        &self,
+        name: TransportName,
+        settings: &Settings,
+    ) -> Result<(Arc<dyn Backend>, Arc<dyn HandleExchange>), (String, String)> {
+        let Some(backend) = self.backends.iter().find(|backend| backend.name() == name) else {
+            let remedy = "choose another transport or a release that carries it";
+            return Err(("is not part of this release".into(), remedy.into()));
+        };
+        if let Readiness::Unavailable { reason, remedy } = backend.probe().await {
+            return Err((reason, remedy));
+        }
+        match backend.open(settings).await {
+            Ok(exchange) => Ok((Arc::clone(backend), exchange)),
+            Err(e) => Err((e.to_string(), e.remedy().unwrap_or_default().to_owned())),
+        }
+    }
+}
+
+fn none_left(what: &str, passed: &[PassedOver]) -> Error {
+    let each: Vec<_> = passed.iter().map(|p| format!("{}: {}", p.name, p.reason)).collect();
+    let error = Error::new(Kind::Unavailable, "transport", format!("{what} ({})", each.join("; ")));
+    match passed.iter().find(|p| !p.remedy.is_empty()) {
+        Some(p) => error.with_remedy(p.remedy.clone()),
+        None => error,
+    }
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    name: TransportName,
+    exchange: Arc<dyn HandleExchange>,
+    backend: Option<Arc<dyn Backend>>,
+}
+
+/// The transports opened in one process, in order of preference.
+#[derive(Debug)]
+pub struct Endpoints {
+    ready: Vec<Endpoint>,
+    passed: Vec<PassedOver>,
+}
+
+/// One hop that works.
+#[derive(Debug)]
+pub struct Imported {
+    /// What moves the bytes.
+    pub mover: Box<dyn Mover>,
+    /// By which transport.
+    pub transport: TransportName,
+    /// What came before it in the order and was passed over.
+    pub passed: Vec<PassedOver>,
+}
+
+impl Endpoints {
+    /// One endpoint that needs no choosing.
+    pub fn only(name: TransportName, exchange: Arc<dyn HandleExchange>) -> Self {
+        Self { ready: vec![Endpoint { name, exchange, backend: None }], passed: Vec::new() }
+    }
+
+    /// Makes `arena` readable by every transport that is open.
+    pub async fn export(&self, arena: &Arc<dyn Arena>, timeout: Duration) -> Result<Vec<Box<dyn Export>>> {
+        let mut exports = Vec::new();
+        for endpoint in &self.ready {
+            exports.push(endpoint.exchange.export(Arc::clone(arena), timeout).await?);
+        }
+        Ok(exports)
+    }
+
+    /// Imports a peer's arena by the first transport that reaches it; `locators` are all it offers.
+    ///
+    /// # Errors
+    /// The transport's own error when there was one to try, [`Kind::Unavailable`] when several failed or none
+    /// is common to both sides.
+    pub async fn import(
+        &self,
+        locators: &[Locator],
+        into: &Arc<dyn Arena>,
+        timeout: Duration,
+    ) -> Result<Imported> {
+        let mut passed = self.passed.clone();
+        let mut errors = Vec::new();
+        for Endpoint { name, exchange, backend } in &self.ready {
+            let mut pass = |reason: String, remedy: &str| {
+                passed.push(PassedOver { name: *name, reason, remedy: remedy.to_owned() });
+            };
+            let Some(locator) = locators.iter().find(|locator| locator.transport == *name) else {
+                pass("the peer does not offer it".into(), "");
+                continue;
+            };
+            // With nothing to fall back to, the import's own error says more than a probe's.
+            if let (Some(backend), true) = (backend, self.ready.len() > 1) {
+                let probed = tokio::time::timeout(timeout, backend.probe_pair(locator)).await;
+                match probed.unwrap_or(Readiness::Unavailable {
+                    reason: format!("did not answer within {timeout:?}"),
+                    remedy: String::new(),
+                }) {
+                    Readiness::Ready => {}
+                    Readiness::Unavailable { reason, remedy } => {
+                        pass(reason, &remedy);
+                        continue;
+                    }
+                }
+            }
+            match exchange.import(locator, Arc::clone(into), timeout).await {
+                Ok(mover) => {
+                    // What comes later in the order was not passed over but not needed.
+                    passed.retain(|p| p.name < *name);
+                    return Ok(Imported { mover, transport: *name, passed });
+                }
+                Err(e) => {
+                    pass(e.to_string(), e.remedy().unwrap_or_default());
+                    errors.push(e);
+                }
+            }
+        }
+        match (errors.pop(), errors.is_empty()) {
+            (Some(only), true) => Err(only),
+            _ => Err(none_left("no transport reaches the peer", &passed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashboot_core::Caps;
+
+    #[derive(Debug)]
+    struct Absent(TransportName);
+
+    #[async_trait]
+    impl Transport for Absent {
+        type Config = ();
+        fn name(&self) -> TransportName {
+            self.0
+        }
+        fn caps(&self) -> Caps {
+            Caps {
+                revocable: false,
+                enforces_read_only: false,
+                source_can_throttle: false,
+                outlives_exporter: false,
+                poisons_context: false,
+                sources: &[],
+                destinations: &[],
+            }
+        }
+        async fn probe(&self) -> Readiness {
+            Readiness::Unavailable { reason: "no such card".into(), remedy: "buy one".into() }
+        }
+        async fn probe_pair(&self, _: &Locator) -> Readiness {
+            self.probe().await
+        }
+        async fn open(&self, (): ()) -> Result<Arc<dyn HandleExchange>> {
+            Err(Error::new(Kind::Unavailable, "open", "no such card"))
+        }
+    }
+
+    fn settings() -> Settings {
+        Settings { sockets: "/nonexistent".into(), memory: Memory::default() }
+    }
+
+    #[tokio::test]
+    async fn auto_says_why_each_was_passed_over_and_never_tries_the_mock() {
+        let mut registry = Registry::default();
+        registry.register(Absent(TransportName::Rdma), |_| ());
+        registry.register(Absent(TransportName::Mock), |_| ());
+        let e = registry.open(Choice::Auto, &[], &settings()).await.unwrap_err();
+        assert_eq!(e.kind(), Kind::Unavailable);
+        assert_eq!(
+            e.detail(),
+            "no transport works on this machine (imex: is not part of this release; ipc: is not part of this \
+             release; rdma: no such card; tcp: is not part of this release)"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_not_allowed_is_not_tried() {
+        let mut registry = Registry::default();
+        registry.register(Absent(TransportName::Rdma), |_| ());
+        let e = registry.open(Choice::Auto, &[TransportName::Rdma], &settings()).await.unwrap_err();
+        assert_eq!(e.detail(), "no transport works on this machine (rdma: no such card)");
+        assert_eq!(e.remedy(), Some("buy one"));
+        let only = Choice::Only(TransportName::Tcp);
+        let e = registry.open(only, &[TransportName::Rdma], &settings()).await.unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid);
+    }
+}

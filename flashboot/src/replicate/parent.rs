@@ -1,0 +1,369 @@
+//! The process that starts seed and clones, and answers for them.
+//!
+//! Owns: the run's directory, the board, the release, the deadline of every phase. Whatever happens, it returns
+//! with every worker dead and the directory gone; should it be killed itself, the workers see the end of their
+//! stdin and do the same.
+
+use super::{
+    Outcome, RUN_PREFIX, Request, Workers,
+    clock::Clock,
+    job::{self, About, Job, Mapped, Ready},
+    peers::who,
+    report::{self, Known, Setting},
+};
+use crate::{
+    config::{Choice, Pages},
+    wire::ErrorWire,
+};
+use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
+use flashboot_memory::{budget, pages::HugePages};
+use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};
+use std::{
+    collections::VecDeque,
+    fs::Permissions,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    path::Path,
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
+    process::{Child, Command},
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{Instant, timeout, timeout_at},
+};
+use tracing::{debug, warn};
+
+/// Lines of a dead worker's stderr that are shown.
+const TAIL: usize = 8;
+/// How long workers may take to exit once they are told that all is done.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// How long the last lines of a dead worker may take to arrive.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Something a rank did.
+enum News {
+    Mapped(Rank, Mapped),
+    Ready(Rank, Ready),
+    Exited(Rank, std::io::Result<ExitStatus>),
+}
+
+/// The last lines of one worker's stderr; the sender is dropped at their end.
+struct Words {
+    tail: Arc<Mutex<VecDeque<String>>>,
+    ended: watch::Receiver<()>,
+}
+
+struct Parent {
+    job: Arc<Job>,
+    board: Arc<LocalBoard>,
+    words: Vec<Words>,
+    known: Vec<Known>,
+    gone: Vec<bool>,
+    news: mpsc::UnboundedReceiver<News>,
+    /// Dropped: every child is killed and waited for.
+    stop: watch::Sender<bool>,
+    children: JoinSet<()>,
+    watchers: JoinSet<()>,
+}
+
+pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
+    let began = Clock::Host.now();
+    admit(&job)?;
+    let directory = run_directory(&request.workers.directory)?;
+    let path = directory.path().join("board");
+    let server = BoardServer::bind(&path)?;
+    job::put(&*server.board(), job::JOB, &*job).await?;
+    let mut parent = Parent::start(Arc::clone(&job), server.board(), &request.workers, &path)?;
+    let outcome = parent.conduct(began, &request.source.rank).await;
+    parent.end(outcome.is_ok()).await;
+    drop(server);
+    if let Err(error) = directory.close() {
+        debug!(%error, "the run's directory was not removed");
+    }
+    outcome
+}
+
+/// Refuses what cannot be: each rank asks for its own memory, but they ask at the same time.
+fn admit(job: &Job) -> Result<()> {
+    let huge = HugePages::read(job.memory.numa_node).is_some_and(|pages| pages.available > 0);
+    if huge || job.memory.pages == Pages::Huge {
+        // Of a pool of their own; an arena that does not get them says so.
+        return Ok(());
+    }
+    budget::admit(job.bytes.saturating_mul(u64::from(job.ranks())))
+}
+
+fn run_directory(parent: &Path) -> Result<tempfile::TempDir> {
+    let private = Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix(RUN_PREFIX).permissions(private).tempdir_in(parent).map_err(|e| {
+        let detail = format!("a directory for sockets in {}", parent.display());
+        Error::from_io("mkdir", &e, detail).with_remedy("point TMPDIR at a directory that can be written")
+    })
+}
+
+impl Parent {
+    fn start(job: Arc<Job>, board: Arc<LocalBoard>, workers: &Workers, path: &Path) -> Result<Self> {
+        let (sender, news) = mpsc::unbounded_channel();
+        let stop = watch::Sender::new(false);
+        let ranks = usize::try_from(job.ranks()).unwrap_or(usize::MAX);
+        let mut parent = Self {
+            words: Vec::with_capacity(ranks),
+            known: vec![Known::default(); ranks],
+            gone: vec![false; ranks],
+            job,
+            board,
+            news,
+            stop,
+            children: JoinSet::new(),
+            watchers: JoinSet::new(),
+        };
+        for rank in 0..parent.job.ranks() {
+            // On failure `parent` drops, and with it (kill_on_drop) the workers started so far.
+            let mut child = spawn(workers, path, rank)?;
+            let stdin = child.stdin.take();
+            parent.words.push(listen(child.stderr.take(), rank, workers.stderr));
+            let (news, mut stopped) = (sender.clone(), parent.stop.subscribe());
+            parent.children.spawn(async move {
+                let status = tokio::select! {
+                    status = child.wait() => status,
+                    // An error means that the parent is gone: the same.
+                    () = told(&mut stopped) => {
+                        if let Err(error) = child.start_kill() {
+                            debug!(rank, %error, "it has exited already");
+                        }
+                        child.wait().await
+                    }
+                };
+                // Open until here: its end is the worker's end.
+                drop(stdin);
+                let _ = news.send(News::Exited(rank, status));
+            });
+            parent.watchers.spawn(watch_board(Arc::clone(&parent.board), rank, sender.clone()));
+        }
+        Ok(parent)
+    }
+
+    async fn conduct(&mut self, began: Duration, rank: &str) -> Result<Outcome> {
+        self.set_up().await?;
+        let release = Clock::Host.now();
+        job::put(&*self.board, job::RELEASE, &release).await?;
+        let error = self.transfer().await;
+        let transport = match self.job.settings.transport {
+            Choice::Only(name) => name,
+            Choice::Auto => TransportName::Ipc,
+        };
+        let setting = Setting { processes: true, setup: release.saturating_sub(began), release, transport };
+        Ok(Outcome { report: report::report(&self.job, rank, &self.known, setting), error })
+    }
+
+    /// Until every rank is mapped. Nothing has moved yet: any failure is the whole's.
+    async fn set_up(&mut self) -> Result<()> {
+        let limit = self.job.settings.setup_timeout;
+        let until = Instant::now() + limit;
+        while self.known.iter().any(|known| known.mapped.is_none()) {
+            let Ok(news) = timeout_at(until, self.news.recv()).await else {
+                return Err(self.late("set-up", limit, |known| known.mapped.is_some()));
+            };
+            match news {
+                Some(News::Exited(rank, status)) => {
+                    let death = self.death(rank, status).await;
+                    return Err(self.cause(death).await);
+                }
+                Some(news) => self.note(news),
+                None => return Err(lost_touch()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What `death` followed from: a rank that failed takes its readers with it, and one of them may be heard
+    /// of first.
+    async fn cause(&self, death: Error) -> Error {
+        if death.kind() != Kind::SourceLost {
+            return death;
+        }
+        for rank in 0..self.job.ranks() {
+            if let Some(error) = self.failed(rank).await
+                && error.kind() != Kind::SourceLost
+            {
+                return error;
+            }
+        }
+        death
+    }
+
+    /// What `rank` says it failed with.
+    async fn failed(&self, rank: Rank) -> Option<Error> {
+        let said = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await;
+        said.ok().flatten().map(|wire| wire.into_error(&who(rank)))
+    }
+
+    /// Until every clone is ready or gone. Returns the first failure that was not asked for.
+    async fn transfer(&mut self) -> Option<Error> {
+        let limit = self.job.settings.transfer_timeout;
+        let until = Instant::now() + limit;
+        let mut error = None;
+        while self.clones().any(|(known, gone)| known.ready.is_none() && !gone) {
+            let Ok(news) = timeout_at(until, self.news.recv()).await else {
+                error.get_or_insert(self.late("transfer", limit, |known| known.ready.is_some()));
+                return error;
+            };
+            match news {
+                Some(News::Exited(rank, status)) => {
+                    let asked_for = self.job.kill.is_some_and(|kill| kill.rank == rank);
+                    let death = self.death(rank, status).await;
+                    if asked_for {
+                        debug!(rank, %death, "killed as asked");
+                    } else {
+                        warn!(%death, "a rank died; the others go on");
+                        error.get_or_insert(death);
+                    }
+                }
+                Some(news) => self.note(news),
+                None => return error.or_else(|| Some(lost_touch())),
+            }
+        }
+        error
+    }
+
+    fn clones(&self) -> impl Iterator<Item = (&Known, bool)> {
+        self.known.iter().zip(self.gone.iter().copied()).skip(1)
+    }
+
+    fn note(&mut self, news: News) {
+        match news {
+            News::Mapped(rank, mapped) => {
+                if let Some(known) = self.known.get_mut(rank as usize) {
+                    known.mapped = Some(mapped);
+                }
+            }
+            News::Ready(rank, ready) => {
+                if let Some(known) = self.known.get_mut(rank as usize) {
+                    known.ready = Some(ready);
+                }
+            }
+            News::Exited(..) => {}
+        }
+    }
+
+    /// A rank exited before its time: says so on the board, and how it ended.
+    async fn death(&mut self, rank: Rank, status: std::io::Result<ExitStatus>) -> Error {
+        if let Some(gone) = self.gone.get_mut(rank as usize) {
+            *gone = true;
+        }
+        // Set once, by nobody else: cannot fail.
+        let _ = self.board.put(&job::name(About::Gone, rank), String::new()).await;
+        if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
+        {
+            return failed.into_error(&who(rank));
+        }
+        let ended = match status {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exited with status {code}"),
+                (None, Some(signal)) => format!("was killed by signal {signal}"),
+                (None, None) => format!("ended: {status}"),
+            },
+            Err(e) => format!("cannot be waited for: {e}"),
+        };
+        let said = self.last_words(rank).await;
+        let said = if said.is_empty() { String::new() } else { format!("; its stderr ended: {said}") };
+        Error::new(Kind::SourceLost, "replicate", format!("{} {ended}{said}", who(rank))).with_peer(who(rank))
+    }
+
+    async fn last_words(&mut self, rank: Rank) -> String {
+        let Some(words) = self.words.get_mut(rank as usize) else { return String::new() };
+        // Ends with an error when the reader has ended; a grandchild may hold the pipe open.
+        let _ = timeout(LAST_WORDS, words.ended.changed()).await;
+        let tail = words.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.iter().map(String::as_str).collect::<Vec<_>>().join(" | ")
+    }
+
+    fn late(&self, phase: &str, limit: Duration, done: impl Fn(&Known) -> bool) -> Error {
+        let first = usize::from(phase == "transfer");
+        let ranks = (0..).zip(&self.known).skip(first);
+        let missing: Vec<_> = ranks.filter(|(_, known)| !done(known)).map(|(rank, _)| who(rank)).collect();
+        let detail = format!("{phase} not complete within {limit:?}: {} missing", missing.join(", "));
+        Error::new(Kind::Deadline, "replicate", detail).with_remedy(format!(
+            "look at their logs (-v), or raise replicate.{}_timeout",
+            if first == 1 { "transfer" } else { "setup" }
+        ))
+    }
+
+    /// Sends the workers home; kills those that do not go, all of them after a failure.
+    async fn end(&mut self, succeeded: bool) {
+        if succeeded && self.board.put(job::DONE, String::new()).await.is_ok() {
+            let all = async { while self.children.join_next().await.is_some() {} };
+            if timeout(FAREWELL, all).await.is_err() {
+                warn!("a worker did not exit within {FAREWELL:?} and is killed");
+            }
+        }
+        self.stop.send_replace(true);
+        while self.children.join_next().await.is_some() {}
+        self.watchers.shutdown().await;
+    }
+}
+
+/// Returns when the workers are to be killed.
+async fn told(stopped: &mut watch::Receiver<bool>) {
+    // The guard it returns must not live on.
+    drop(stopped.wait_for(|stop| *stop).await);
+}
+
+fn lost_touch() -> Error {
+    Error::new(Kind::SourceLost, "replicate", "every worker is gone")
+}
+
+fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
+    let mut command = Command::new(&workers.program);
+    command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    // A terminal's Ctrl-C is for the parent, which ends them in order; they see its end by their stdin.
+    command.process_group(0);
+    command.spawn().map_err(|e| {
+        let detail = format!("starting {} as {}", workers.program.display(), who(rank));
+        Error::from_io("spawn", &e, detail)
+    })
+}
+
+/// Hands a worker's lines on as they come and keeps the last.
+fn listen(stderr: Option<impl AsyncRead + Send + Unpin + 'static>, rank: Rank, tell: fn(u32, &str)) -> Words {
+    let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL)));
+    let (sender, ended) = watch::channel(());
+    let Some(stderr) = stderr else { return Words { tail, ended } };
+    let keep = Arc::clone(&tail);
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(stderr).split(b'\n');
+        // Whatever bytes they are: a reader that stopped would break the worker's pipe.
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            tell(rank, &line);
+            let mut tail = keep.lock().unwrap_or_else(PoisonError::into_inner);
+            if tail.len() == TAIL {
+                tail.pop_front();
+            }
+            tail.push_back(line);
+        }
+        drop(sender);
+    });
+    Words { tail, ended }
+}
+
+/// Tells what a rank puts on the board. Ends with the parent.
+async fn watch_board(board: Arc<LocalBoard>, rank: Rank, news: mpsc::UnboundedSender<News>) {
+    // The parent keeps the deadlines.
+    const LONG: Duration = Duration::from_secs(30 * 24 * 3600);
+    match job::wait(&*board, &job::name(About::Mapped, rank), LONG).await {
+        Ok(mapped) => drop(news.send(News::Mapped(rank, mapped))),
+        Err(error) => warn!(rank, %error, "cannot read what it says"),
+    }
+    if rank == 0 {
+        return;
+    }
+    match job::wait(&*board, &job::name(About::Ready, rank), LONG).await {
+        Ok(ready) => drop(news.send(News::Ready(rank, ready))),
+        Err(error) => warn!(rank, %error, "cannot read what it says"),
+    }
+}

@@ -1,0 +1,122 @@
+//! An error as JSON: what the faces print and what workers send to their parent.
+
+use flashboot_core::{Code, Error, Kind};
+use serde::{Deserialize, Serialize};
+
+/// An [`Error`], field by field.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorWire {
+    /// The kind's name, in lower case with hyphens (`source-lost`).
+    pub kind: String,
+    /// The call that failed.
+    pub op: String,
+    /// The sentence with the numbers.
+    pub detail: String,
+    /// The peer, where one is involved.
+    pub peer: Option<String>,
+    /// The chunk, where one is involved.
+    pub chunk: Option<u64>,
+    /// The lower layer's number.
+    pub code: Option<i64>,
+    /// What to do next.
+    pub remedy: Option<String>,
+    /// All of it as one sentence.
+    pub message: String,
+}
+
+const KINDS: [Kind; 14] = [
+    Kind::Invalid,
+    Kind::Unavailable,
+    Kind::Mismatch,
+    Kind::Corrupt,
+    Kind::StaleGeneration,
+    Kind::SourceLost,
+    Kind::Stalled,
+    Kind::Deadline,
+    Kind::Cancelled,
+    Kind::Busy,
+    Kind::Permission,
+    Kind::Exhausted,
+    Kind::Io,
+    Kind::Protocol,
+];
+
+/// The kind's name, in lower case with hyphens.
+pub fn kind_name(kind: Kind) -> String {
+    let mut name = String::new();
+    for c in format!("{kind:?}").chars() {
+        if c.is_ascii_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.push(c.to_ascii_lowercase());
+    }
+    name
+}
+
+impl From<&Error> for ErrorWire {
+    fn from(e: &Error) -> Self {
+        let code = e.code().map(|code| match code {
+            Code::Errno(n) => i64::from(n),
+            Code::Cuda(n) | Code::Verbs(n) => i64::from(n),
+            _ => -1,
+        });
+        Self {
+            kind: kind_name(e.kind()),
+            op: e.op().to_owned(),
+            detail: e.detail().to_owned(),
+            peer: e.peer().map(str::to_owned),
+            chunk: e.chunk(),
+            code,
+            remedy: e.remedy().map(str::to_owned),
+            message: e.to_string(),
+        }
+    }
+}
+
+impl ErrorWire {
+    /// The error again, as one of `who`'s: its call becomes part of the sentence, since the boundary's error
+    /// names calls of this process.
+    pub fn into_error(self, who: &str) -> Error {
+        let kind = KINDS.into_iter().find(|kind| kind_name(*kind) == self.kind).unwrap_or(Kind::Protocol);
+        let Self { op, detail, peer, chunk, remedy, .. } = self;
+        let mut error = Error::new(kind, "replicate", format!("{who}: {op}: {detail}"));
+        if let Some(peer) = peer {
+            error = error.with_peer(peer);
+        }
+        if let Some(chunk) = chunk {
+            error = error.with_chunk(chunk);
+        }
+        if let Some(remedy) = remedy {
+            error = error.with_remedy(remedy);
+        }
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_crosses_with_its_kind_place_and_remedy() {
+        let e = Error::new(Kind::StaleGeneration, "observe", "it holds nothing")
+            .with_peer("#3")
+            .with_chunk(7)
+            .with_remedy("ask again");
+        let wire = ErrorWire::from(&e);
+        assert_eq!(wire.kind, "stale-generation");
+        let json = serde_json::to_string(&wire).unwrap();
+        let back = serde_json::from_str::<ErrorWire>(&json).unwrap().into_error("clone 2");
+        assert_eq!((back.kind(), back.peer(), back.chunk()), (e.kind(), Some("#3"), Some(7)));
+        assert_eq!(
+            back.to_string(),
+            "replicate: clone 2: observe: it holds nothing (peer #3, chunk 7); ask again"
+        );
+    }
+
+    #[test]
+    fn every_kind_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = KINDS.into_iter().map(kind_name).collect();
+        assert_eq!(names.len(), KINDS.len());
+    }
+}
