@@ -20,6 +20,9 @@ use std::{
 const ATTEMPTS: u32 = 10;
 const BETWEEN: Duration = Duration::from_millis(5);
 
+/// How an owner's lock file begins; its process id follows. Other programs have `*.lock` files too.
+const MARK: &str = "flashboot-ipc ";
+
 /// The lock on `NAME.lock`, held until dropped; then both files are gone.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -46,17 +49,17 @@ impl Lock {
                 continue;
             }
             ftruncate(&file, 0).map_err(|errno| failed("ftruncate", errno, lock.display().to_string()))?;
-            let pid = format!("{}\n", std::process::id());
-            // For people only: the lock itself is the proof.
-            let _ = pwrite(&file, pid.as_bytes(), 0);
+            let owner = format!("{MARK}{}\n", std::process::id());
+            // For people and for `sweep`: the lock itself is the proof that somebody lives.
+            let _ = pwrite(&file, owner.as_bytes(), 0);
             let taken = Self { _held: file, lock, socket };
             taken.remove_socket();
             return Ok(taken);
         }
-        let pid = fs::read_to_string(&lock).unwrap_or_default();
-        let owner = match pid.trim().parse::<u32>() {
-            Ok(pid) => format!("process {pid}"),
-            Err(_) => "another process".to_owned(),
+        let text = fs::read_to_string(&lock).unwrap_or_default();
+        let owner = match text.strip_prefix(MARK).and_then(|pid| pid.trim().parse::<u32>().ok()) {
+            Some(pid) => format!("process {pid}"),
+            None => "another process".to_owned(),
         };
         Err(Error::new(
             Kind::Busy,
@@ -104,9 +107,10 @@ pub(crate) fn sweep(directory: &Path) {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let Ok(file) = open(&lock, flags, Mode::empty()) else { continue };
         let ours = fstat(&file).is_ok_and(|s| s.st_uid == rustix::process::geteuid().as_raw());
-        // A file without a process id is one that its owner has just made and not locked yet, or not a lock.
-        let written = pread(&file, &mut [0; 16], 0).is_ok_and(|n| n > 0);
-        if ours && written && matches!(try_lock(&file, &lock), Ok(true)) {
+        // Without the mark it is another program's, or its owner has just made it and not locked it yet.
+        let mut start = [0; MARK.len()];
+        let marked = pread(&file, &mut start, 0).is_ok() && start == *MARK.as_bytes();
+        if ours && marked && matches!(try_lock(&file, &lock), Ok(true)) {
             tracing::debug!(lock = %lock.display(), "removing a dead owner's socket");
             drop(Lock { _held: file, socket: lock.with_extension("sock"), lock });
         }

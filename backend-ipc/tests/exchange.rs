@@ -230,6 +230,22 @@ async fn an_endpoint_leaves_its_directory_as_it_found_it() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn another_programs_lock_file_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    std::fs::create_dir(&config.directory).unwrap();
+    std::fs::set_permissions(&config.directory, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let theirs = [("Cargo.lock", "version = 4\n"), ("daemon.lock", "4242\n"), ("empty.lock", "")];
+    for (name, text) in theirs {
+        std::fs::write(config.directory.join(name), text).unwrap();
+    }
+    drop(open(&config).await.unwrap());
+    for (name, text) in theirs {
+        assert_eq!(std::fs::read_to_string(config.directory.join(name)).unwrap(), text, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_directory_that_others_could_use_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let with = |name: &str| IpcConfig { directory: dir.path().join(name), ..IpcConfig::default() };

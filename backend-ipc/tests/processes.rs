@@ -1,7 +1,7 @@
 //! What only real processes show: death, other users, other processes' rights, leaks.
 //!
 //! The binary runs itself again as a child with a role in `FLASHBOOT_TEST_ROLE`; its arguments are the
-//! role's. A test that cannot run here is listed as ignored, with its reason in its name.
+//! role's. A test that cannot run here is listed as ignored, its reason as its kind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, missing_docs)]
 
 mod common;
@@ -46,9 +46,12 @@ fn main() {
         })
     };
     let as_root = |name: &str, test: fn()| {
-        let name =
-            if root { name.to_owned() } else { format!("{name} [needs root, to act as another user]") };
-        trial(&name, test).with_ignored_flag(!root)
+        let trial = trial(name, test);
+        if root {
+            trial
+        } else {
+            trial.with_kind("not run here: needs root, to act as another user").with_ignored_flag(true)
+        }
     };
     let tests = vec![
         trial("a_killed_source_is_lost_at_once_and_its_published_bytes_stay", killed_source),

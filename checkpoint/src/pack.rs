@@ -266,7 +266,7 @@ fn table_estimate(checkpoint: &Checkpoint) -> u64 {
 fn is_replaceable(dir: &Path) -> Result<()> {
     let refuse = |entry: String| Error::NotReplaceable { path: dir.into(), entry, what: "an image" };
     if !crate::image::is_image(dir)? {
-        return Err(refuse("no metadata.json of an image".into()));
+        return Err(refuse("files, but no metadata.json".into()));
     }
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io("readdir", dir, &e))? {
         let name = entry.map_err(|e| Error::io("readdir", dir, &e))?.file_name();

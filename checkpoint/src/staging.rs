@@ -17,7 +17,8 @@ pub(crate) struct Staging {
     dest: PathBuf,
     parent: PathBuf,
     partial: PathBuf,
-    replace: bool,
+    /// Given when there is something to replace: whether all of it is of our making.
+    replaced: Option<fn(&Path) -> Result<()>>,
     /// Holds the lock; dropped last.
     _lock: File,
 }
@@ -32,19 +33,19 @@ impl Staging {
             Some(parent) if parent != Path::new("") => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        let replace = match (std::fs::symlink_metadata(dest), replaceable) {
-            (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => false,
+        let replaced = match (std::fs::symlink_metadata(dest), replaceable) {
+            (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => None,
             (Err(e), _) => return Err(Error::io("stat", dest, &e)),
             (Ok(meta), Some(check)) if meta.is_dir() => {
                 check(dest)?;
-                true
+                Some(check)
             }
             (Ok(_), _) => return Err(exists()),
         };
         let prefix = format!(".{}.partial-", name.to_string_lossy());
         remove_leavings(&parent, &prefix)?;
         let (partial, lock) = make_locked(&parent, &prefix)?;
-        Ok(Self { dest: dest.into(), parent, partial, replace, _lock: lock })
+        Ok(Self { dest: dest.into(), parent, partial, replaced, _lock: lock })
     }
 
     /// Where to write.
@@ -77,10 +78,17 @@ impl Staging {
     pub(crate) fn publish(self) -> Result<()> {
         sync_dirs(&self.partial)?;
         let rename = |flags| rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.dest, flags);
-        let flags = if self.replace { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        let flags = match self.replaced {
+            // Looked at again: it is removed whole, and somebody may have put a file of theirs there meanwhile.
+            Some(check) => {
+                check(&self.dest)?;
+                RenameFlags::EXCHANGE
+            }
+            None => RenameFlags::NOREPLACE,
+        };
         let renamed = match rename(flags) {
             // A file system without the flag: a plain rename puts a directory only where none, or an empty one, is.
-            Err(Errno::INVAL | Errno::NOSYS) if !self.replace => {
+            Err(Errno::INVAL | Errno::NOSYS) if self.replaced.is_none() => {
                 rustix::fs::renameat(CWD, &self.partial, CWD, &self.dest)
             }
             other => other,

@@ -200,6 +200,26 @@ fn an_existing_destination_is_refused_and_replaced_only_when_it_is_ours() {
 }
 
 #[test]
+fn a_file_put_into_an_image_while_it_is_replaced_is_not_lost() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    sharded(&at("m"), &small_moe());
+    let checkpoint = open(&at("m")).unwrap();
+    let replace = PackOptions { replace: true, ..PackOptions::default() };
+    pack(&checkpoint, &at("i"), &replace, &()).unwrap();
+    let notes = at("i/notes.txt");
+    let write = |_: u64, _: u64| std::fs::write(&notes, "mine").unwrap();
+    let refused = pack(&checkpoint, &at("i"), &replace, &write);
+    assert!(
+        matches!(&refused, Err(Error::NotReplaceable { entry, .. }) if entry == "notes.txt"),
+        "{refused:?}"
+    );
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "mine");
+    assert!(Image::open(&at("i")).is_ok());
+    assert_eq!(names(dir.path()), ["i", "m"]);
+}
+
+#[test]
 fn a_cancelled_pack_leaves_nothing() {
     struct Stop;
     impl flashboot_checkpoint::Progress for Stop {

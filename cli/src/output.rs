@@ -61,7 +61,7 @@ fn write(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(flashboot_core::Error::from_errno("write", e.raw_os_error().unwrap_or(0), "stdout").into())
+            Err(flashboot_core::Error::from_io("write", &e, "stdout").into())
         }
         _ => Ok(()),
     }

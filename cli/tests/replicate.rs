@@ -149,23 +149,31 @@ fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A replication that hangs, since one of its workers is stopped; the pid of that worker.
+/// A replication that hangs, since one of its workers is stopped; the pid of that worker. On a busy machine the
+/// whole replication may pass between two looks: then another is tried.
 fn stuck(place: &Place, image: &Path, extra: &[&str]) -> (std::process::Child, u32) {
-    let mut command = place.flashboot(&["replicate", text(image), "-n", "3", "--json"]);
-    let parent = command.args(extra).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let run = place.path("run");
-    let mut worker = None;
-    until("the workers start", Duration::from_secs(20), || {
-        let workers = processes(&run);
-        worker = workers.iter().copied().find(|pid| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.ends_with(b"--rank\x002\x00")
-        });
-        worker.is_some()
-    });
-    let worker = worker.unwrap();
-    signal(worker, "-STOP");
-    (parent, worker)
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(60) {
+        let mut command = place.flashboot(&["replicate", text(image), "-n", "3", "--json"]);
+        let mut parent = command.args(extra).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while parent.try_wait().unwrap().is_none() {
+            if let Some(worker) = second_clone(&place.path("run"))
+                && Command::new("kill").args(["-STOP", &worker.to_string()]).status().unwrap().success()
+                && parent.try_wait().unwrap().is_none()
+            {
+                return (parent, worker);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    panic!("no replication was caught while it ran");
+}
+
+fn second_clone(run: &Path) -> Option<u32> {
+    processes(run).into_iter().find(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.ends_with(b"--rank\x002\x00")
+    })
 }
 
 #[test]
@@ -179,6 +187,24 @@ fn no_worker_outlives_its_parent() {
     signal(stopped, "-CONT");
     until("every worker is gone", Duration::from_secs(2), || processes(&place.path("run")).is_empty());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new(), "the run's directory goes with them");
+}
+
+#[test]
+fn a_worker_without_a_parent_removes_nothing_that_is_not_a_runs() {
+    let place = Place::new();
+    for directory in ["precious", "flashboot-precious"] {
+        let kept = place.path(directory).join("kept");
+        fs::create_dir_all(kept.parent().unwrap()).unwrap();
+        fs::write(&kept, "mine").unwrap();
+        let board = format!("{directory}/board");
+        // Its stdin is at its end: the parent is dead.
+        let output = place
+            .flashboot(&["worker", "--level", "warn", "--board", &board, "--rank", "0"])
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "mine");
+    }
 }
 
 #[test]

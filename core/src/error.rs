@@ -132,6 +132,17 @@ impl Error {
         Self::new(kind, op, detail).with_code(Code::Errno(errno))
     }
 
+    /// From a failed call of the standard library: as [`from_errno`](Self::from_errno) where the system gave a
+    /// number, else [`Kind::Io`] (or [`Kind::Invalid`] for an argument that never reached the system) with the
+    /// library's own words.
+    pub fn from_io(op: &'static str, e: &std::io::Error, detail: impl Into<String>) -> Self {
+        if let Some(errno) = e.raw_os_error() {
+            return Self::from_errno(op, errno, detail);
+        }
+        let kind = if e.kind() == std::io::ErrorKind::InvalidInput { Kind::Invalid } else { Kind::Io };
+        Self::new(kind, op, format!("{}: {e}", detail.into()))
+    }
+
     /// Names the peer.
     pub fn with_peer(mut self, peer: impl fmt::Display) -> Self {
         self.0.peer = Some(peer.to_string());
@@ -235,6 +246,16 @@ mod tests {
             "mmap: mapping 8GiB of the arena: Cannot allocate memory (os error 12) (peer seed 3, chunk 7); \
              free memory or choose a smaller image"
         );
+    }
+
+    #[test]
+    fn an_error_without_a_number_keeps_its_words() {
+        let short = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "failed to fill whole buffer");
+        let e = Error::from_io("pread", &short, "x.img");
+        assert_eq!((e.kind(), e.code()), (Kind::Io, None));
+        assert_eq!(e.to_string(), "pread: x.img: failed to fill whole buffer");
+        let denied = std::io::Error::from_raw_os_error(13);
+        assert_eq!(Error::from_io("open", &denied, "x"), Error::from_errno("open", 13, "x"));
     }
 
     #[test]

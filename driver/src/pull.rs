@@ -27,7 +27,7 @@ pub(crate) struct Ended {
 /// the replication cannot go on.
 async fn quiet(pull: &mut dyn InFlight, mut abort: Aborted, limits: Limits) -> Result<Result<Landed>> {
     tokio::select! {
-     biased;
+        biased;
         landed = pull.quiesced() => return Ok(landed),
         // An error means that the driver let go of the source: the same as a cancel.
         _ = abort.wait_for(|aborted| *aborted) => {}

@@ -109,7 +109,7 @@ pub struct Job {
 
 enum Happened {
     Attached(PeerId, Box<dyn Mover>, Duration),
-    /// An event as it is, and whether the watch has ended.
+    /// An event as it is.
     Plain(Event),
     Pulled(Ended),
     /// A pull did not give its memory back.
@@ -126,7 +126,8 @@ struct Driver<'a> {
     began: Instant,
     movers: BTreeMap<PeerId, (Arc<dyn Mover>, watch::Sender<bool>)>,
     tasks: FuturesUnordered<Task>,
-    watch: Option<Task>,
+    /// The word that is waited for, and at whom.
+    watch: Option<(PeerId, Task)>,
     first_pull: Option<Instant>,
     last_byte: Option<Instant>,
     report: Report,
@@ -225,12 +226,15 @@ impl Driver<'_> {
     async fn next(&mut self) -> Result<Happened> {
         let idle = self.tasks.is_empty();
         let happened = match (&mut self.watch, idle) {
-            (Some(watch), false) => tokio::select! {
-            biased;
-                       happened = watch => { self.watch = None; Some(happened) }
-                       happened = self.tasks.next() => happened,
-                   },
-            (Some(watch), true) => {
+            (Some((_, watch)), false) => tokio::select! {
+                biased;
+                happened = watch => {
+                    self.watch = None;
+                    Some(happened)
+                }
+                happened = self.tasks.next() => happened,
+            },
+            (Some((_, watch)), true) => {
                 let happened = watch.await;
                 self.watch = None;
                 Some(happened)
@@ -266,6 +270,10 @@ impl Driver<'_> {
             }
             Command::Detach { source } => {
                 self.movers.remove(&source);
+                // A look that still waits would keep the source's memory, and answer for it when it is back.
+                if self.watch.as_ref().is_some_and(|(watched, _)| *watched == source) {
+                    self.watch = None;
+                }
             }
             Command::Publish { shard, bytes } => match self.job.arena.publish(shard, bytes) {
                 Ok(()) => self.observer.step(Step::Published { shard, bytes }),
@@ -330,7 +338,7 @@ impl Driver<'_> {
                 }
             }
         };
-        self.watch = Some(watch.boxed());
+        self.watch = Some((source, watch.boxed()));
     }
 
     fn pull(&mut self, source: PeerId, chunk: ChunkRef) -> Result<(), Event> {

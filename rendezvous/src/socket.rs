@@ -54,7 +54,7 @@ impl BoardServer {
     pub fn bind(path: &Path) -> Result<Self> {
         let failed = |e: &io::Error| {
             let detail = format!("the board's socket {}", path.display());
-            Error::from_errno("bind", e.raw_os_error().unwrap_or(0), detail)
+            Error::from_io("bind", e, detail)
         };
         let listener = UnixListener::bind(path).map_err(|e| failed(&e))?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|e| failed(&e))?;

@@ -72,7 +72,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     output = Path(sys.argv[1])
-    output.mkdir(parents=True, exist_ok=False)
+    output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     real_model(output)
     small = {

@@ -76,9 +76,7 @@ fn default_cache() -> Result<PathBuf, Failure> {
 
 fn io(op: &'static str, path: &Path, e: &std::io::Error) -> Failure {
     let detail = path.display().to_string();
-    Error::from_errno(op, e.raw_os_error().unwrap_or(0), detail)
-        .with_remedy("set FLASHBOOT_CACHE to a directory that can be written")
-        .into()
+    Error::from_io(op, e, detail).with_remedy("set FLASHBOOT_CACHE to a directory that can be written").into()
 }
 
 fn no_model(detail: String) -> Failure {

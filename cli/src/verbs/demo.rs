@@ -103,15 +103,17 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
     drop(bar);
     output.text(&format!("\n{}", unpack::line(&unpacked, began.elapsed())))?;
     let diff = flashboot_checkpoint::diff(&model, &back, &options)?;
-    let bit_equal = checkpoint.shards().iter().try_fold(true, |equal, shard| {
-        same_bytes(&shard.path, &back.join(&shard.name)).map(|same| equal && same)
-    })?;
+    let files = checkpoint.shards().iter().map(|shard| (&shard.path, &shard.name));
+    let files = files.chain(checkpoint.index().map(|index| (&index.path, &index.name)));
+    let bit_equal = files
+        .clone()
+        .try_fold(true, |equal, (path, name)| same_bytes(path, &back.join(name)).map(|same| equal && same))?;
     if !diff.equal || !bit_equal {
         return Err(failed("what was unpacked is not what was packed"));
     }
     output.text(&format!(
         "compared  {} equal the source's, byte for byte\n",
-        human::count(checkpoint.shards().len() as u64, "unpacked file")
+        human::count(files.count() as u64, "unpacked file")
     ))?;
     let kept = place.keep();
     if let Some(kept) = &kept {
@@ -144,11 +146,7 @@ struct Place {
 impl Place {
     fn new(keep: Option<&Path>) -> Result<Self, Failure> {
         let io = |path: &Path, e: &std::io::Error| {
-            Failure::from(Error::from_errno(
-                "mkdir",
-                e.raw_os_error().unwrap_or(0),
-                path.display().to_string(),
-            ))
+            Failure::from(Error::from_io("mkdir", e, path.display().to_string()))
         };
         match keep {
             Some(path) if path.exists() => Err(Failure::usage(format!(
@@ -179,7 +177,7 @@ impl Place {
 
 fn same_bytes(a: &Path, b: &Path) -> Result<bool, Failure> {
     let io = |path: &Path, e: &std::io::Error| {
-        Failure::from(Error::from_errno("read", e.raw_os_error().unwrap_or(0), path.display().to_string()))
+        Failure::from(Error::from_io("read", e, path.display().to_string()))
     };
     let (mut one, mut other) = (File::open(a).map_err(|e| io(a, &e))?, File::open(b).map_err(|e| io(b, &e))?);
     let len = |file: &File, path| file.metadata().map(|m| m.len()).map_err(|e| io(path, &e));

@@ -159,8 +159,7 @@ pub(super) fn source(image: &Image, rank: Option<&str>) -> Result<Source, Failur
 
 /// Runs one replication to its end, in a runtime of its own.
 pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> Result<Outcome, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|e| Error::from_errno("readlink", e.raw_os_error().unwrap_or(0), "/proc/self/exe"))?;
+    let program = std::env::current_exe().map_err(|e| Error::from_io("readlink", &e, "/proc/self/exe"))?;
     let mut args: Vec<OsString> = vec!["worker".into(), "--level".into(), config.log.level.clone().into()];
     if config.log.format == LogFormat::Json {
         args.push("--json-logs".into());
@@ -203,9 +202,7 @@ fn forward(_rank: u32, line: &str) {
 pub(super) fn runtime(paused: bool) -> Result<Runtime, Failure> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(paused);
-    builder
-        .build()
-        .map_err(|e| Error::from_errno("epoll_create", e.raw_os_error().unwrap_or(0), "a runtime").into())
+    builder.build().map_err(|e| Error::from_io("epoll_create", &e, "a runtime").into())
 }
 
 /// The table.

@@ -89,7 +89,7 @@ async fn during(ctx: Ctx, verify: bool) {
     };
     let ended = member.observed(Schedule::Chain { clones: 1 }, &plan, &mut observer).await;
     let cause = ended.expect_err("half of each filling is no image");
-    assert_eq!(cause.kind(), Kind::SourceLost, "nobody else has it: {cause}");
+    assert_eq!(cause.kind(), Kind::StaleGeneration, "{cause}");
     assert_eq!(member.arena.observe(ShardId(0)).progress, C, "only what came from the old filling");
     oracle::expect_payload(&*member.arena, OLD, ByteRange::new(0, C));
     ctx.barrier("done").await;

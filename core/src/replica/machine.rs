@@ -55,7 +55,7 @@ enum Link {
     /// Lost; its last pulls have not quiesced.
     Draining(Error),
     /// Let go; a `Seek` is under way.
-    Seeking,
+    Seeking(Error),
 }
 
 /// A leg and what is still to be pulled of it, in order.
@@ -314,18 +314,19 @@ impl Replica {
                     self.watch = None;
                 }
             }
-            Some(Link::Draining(_) | Link::Seeking) | None => {}
+            Some(Link::Draining(_) | Link::Seeking(_)) | None => {}
         }
     }
 
     fn on_reassigned(&mut self, lost: PeerId, to: Option<PeerId>, out: &mut Vec<Command>) {
-        if !matches!(self.links.get(&lost), Some(Link::Seeking)) {
-            return;
-        }
+        let Some(Link::Seeking(cause)) = self.links.get(&lost) else { return };
+        let cause = cause.clone();
         self.links.remove(&lost);
         let Some(to) = to else {
-            let cause = Error::new(Kind::SourceLost, "replicate", "no other holder has what is missing");
-            self.stop(cause.with_peer(lost), out);
+            // Damage and a refilled source stay what they are; any other loss is a loss.
+            let kind = if cause.kind().is_refusal() { cause.kind() } else { Kind::SourceLost };
+            let detail = format!("no other holder has what is missing; the last source was lost by: {cause}");
+            self.stop(Error::new(kind, "replicate", detail).with_peer(lost), out);
             return;
         };
         for work in self.work.iter_mut().filter(|work| work.source == lost) {
@@ -356,8 +357,9 @@ impl Replica {
             if let Link::Draining(cause) = link
                 && !busy.contains(source)
             {
+                let cause = cause.clone();
                 lost.push((*source, cause.clone()));
-                *link = Link::Seeking;
+                *link = Link::Seeking(cause);
             }
         }
         for (source, cause) in lost {

@@ -22,9 +22,7 @@ const PIECE: usize = 256 << 10;
 /// # Errors
 /// [`Kind::Corrupt`] when the file's length or a block is not what `digests` say; the system's own otherwise.
 pub(crate) fn load(path: &Path, digests: &Digests, arena: &dyn Arena, threads: usize) -> Result<()> {
-    let io = |op, e: &std::io::Error| {
-        Error::from_errno(op, e.raw_os_error().unwrap_or(0), path.display().to_string())
-    };
+    let io = |op, e: &std::io::Error| Error::from_io(op, e, path.display().to_string());
     let file = File::open(path).map_err(|e| io("open", &e))?;
     let found = file.metadata().map_err(|e| io("stat", &e))?.len();
     let payload = digests.payload();
@@ -78,8 +76,8 @@ fn one_block(
         let len = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(buffer.len());
         let Some(piece) = buffer.get_mut(..len) else { break };
         file.read_exact_at(piece, at).map_err(|e| {
-            let detail = format!("{}: {len} bytes at {at}: {e}", path.display());
-            Error::from_errno("pread", e.raw_os_error().unwrap_or(0), detail)
+            let detail = format!("{}: {len} bytes at {at}", path.display());
+            Error::from_io("pread", &e, detail)
         })?;
         pieces.push(digest::piece(payload, at, piece));
         arena.copy_in(at, piece)?;

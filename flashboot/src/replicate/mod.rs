@@ -25,6 +25,9 @@ use flashboot_core::{
 };
 use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
+/// How the name of a run's directory begins.
+const RUN_PREFIX: &str = "flashboot-";
+
 /// The rank image to replicate, as the image's metadata has it.
 #[derive(Debug, Clone)]
 pub struct Source {

@@ -5,7 +5,7 @@
 //! stdin and do the same.
 
 use super::{
-    Outcome, Request, Workers,
+    Outcome, RUN_PREFIX, Request, Workers,
     clock::Clock,
     job::{self, About, Job, Mapped, Ready},
     peers::who,
@@ -98,10 +98,9 @@ fn admit(job: &Job) -> Result<()> {
 
 fn run_directory(parent: &Path) -> Result<tempfile::TempDir> {
     let private = Permissions::from_mode(0o700);
-    tempfile::Builder::new().prefix("flashboot-").permissions(private).tempdir_in(parent).map_err(|e| {
+    tempfile::Builder::new().prefix(RUN_PREFIX).permissions(private).tempdir_in(parent).map_err(|e| {
         let detail = format!("a directory for sockets in {}", parent.display());
-        Error::from_errno("mkdir", e.raw_os_error().unwrap_or(0), detail)
-            .with_remedy("point TMPDIR at a directory that can be written")
+        Error::from_io("mkdir", &e, detail).with_remedy("point TMPDIR at a directory that can be written")
     })
 }
 
@@ -321,9 +320,11 @@ fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
     let mut command = Command::new(&workers.program);
     command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    // A terminal's Ctrl-C is for the parent, which ends them in order; they see its end by their stdin.
+    command.process_group(0);
     command.spawn().map_err(|e| {
-        let detail = format!("starting {} as {}: {e}", workers.program.display(), who(rank));
-        Error::from_errno("spawn", e.raw_os_error().unwrap_or(0), detail)
+        let detail = format!("starting {} as {}", workers.program.display(), who(rank));
+        Error::from_io("spawn", &e, detail)
     })
 }
 
@@ -334,8 +335,10 @@ fn listen(stderr: Option<impl AsyncRead + Send + Unpin + 'static>, rank: Rank, t
     let Some(stderr) = stderr else { return Words { tail, ended } };
     let keep = Arc::clone(&tail);
     tokio::spawn(async move {
-        let mut lines = BufReader::new(stderr).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
+        let mut lines = BufReader::new(stderr).split(b'\n');
+        // Whatever bytes they are: a reader that stopped would break the worker's pipe.
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = String::from_utf8_lossy(&line).into_owned();
             tell(rank, &line);
             let mut tail = keep.lock().unwrap_or_else(PoisonError::into_inner);
             if tail.len() == TAIL {

@@ -37,7 +37,6 @@ struct State {
     ahead: BTreeMap<PeerId, Box<dyn Mover>>,
     lost: BTreeSet<Rank>,
     hops: Vec<HopTaken>,
-    last_cause: Option<Error>,
 }
 
 impl Peers {
@@ -68,11 +67,6 @@ impl Peers {
     /// Every source imported so far, in order.
     pub(crate) fn hops(&self) -> Vec<HopTaken> {
         self.state().hops.clone()
-    }
-
-    /// Why the last source was lost.
-    pub(crate) fn last_cause(&self) -> Option<Error> {
-        self.state().last_cause.clone()
     }
 
     async fn import(&self, peer: PeerId) -> Result<Box<dyn Mover>> {
@@ -188,12 +182,8 @@ impl Sources for Peers {
         }
     }
 
-    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
-        {
-            let mut state = self.state();
-            state.lost.insert(rank_of(lost));
-            state.last_cause = Some(cause.clone());
-        }
+    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, _cause: &Error) -> Option<PeerId> {
+        self.state().lost.insert(rank_of(lost));
         let until = Instant::now() + self.job.settings.stall;
         loop {
             match self.candidate().await {
@@ -222,17 +212,6 @@ pub(crate) fn who(rank: Rank) -> String {
 fn ancestors(schedule: Schedule, rank: Rank) -> impl Iterator<Item = Rank> {
     let above = move |rank: Rank| schedule.legs(rank).first().map(|leg| leg.source);
     std::iter::successors(above(rank), move |rank| above(*rank))
-}
-
-/// The error of a replication that lost its last source says why it was lost.
-pub(crate) fn explained(e: Error, peers: &Peers) -> Error {
-    match (e.kind(), peers.last_cause()) {
-        (Kind::SourceLost, Some(cause)) => {
-            let kind = if cause.kind() == Kind::Corrupt { Kind::Corrupt } else { e.kind() };
-            Error::new(kind, e.op(), format!("{}; the last source was lost by: {cause}", e.detail()))
-        }
-        _ => e,
-    }
 }
 
 #[cfg(test)]

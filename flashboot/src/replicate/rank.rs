@@ -4,7 +4,7 @@ use super::{
     clock::Clock,
     job::{self, About, Job, Mapped, Ready},
     load,
-    peers::{Peers, explained},
+    peers::Peers,
 };
 use crate::{registry::Endpoints, wire::ErrorWire};
 use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, schedule::Rank};
@@ -112,7 +112,7 @@ impl Seat {
             Error::new(Kind::Deadline, "replicate", format!("not complete within {limit:?} of the release"))
         })?;
         let at = clock.now();
-        let report = report.map_err(|e| explained(e, &peers))?;
+        let report = report?;
         let ready = Ready {
             at,
             processor: clock.processor().saturating_sub(used),

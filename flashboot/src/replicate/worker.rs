@@ -1,6 +1,7 @@
 //! A rank that is a process of its own.
 
 use super::{
+    RUN_PREFIX,
     clock::Clock,
     job::{self, About, Job},
     rank::{self, Seat},
@@ -17,6 +18,7 @@ use flashboot_rendezvous::{Board, SocketBoard};
 use rustix::process::{Signal, getpid, kill_process};
 use std::{
     io::Read as _,
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -56,7 +58,7 @@ pub async fn worker(args: WorkerArgs) -> Result<()> {
 }
 
 fn die_with_parent(board: &Path) -> Result<()> {
-    let directory = board.parent().map(Path::to_owned);
+    let directory = run_directory(board);
     let watch = move || {
         let mut sink = [0; 64];
         // Data means nothing, an interrupted call neither: only the end and an error do.
@@ -78,6 +80,15 @@ fn die_with_parent(board: &Path) -> Result<()> {
         .spawn(watch)
         .map(drop)
         .map_err(|e| Error::new(Kind::Exhausted, "clone", format!("a thread to watch the parent: {e}")))
+}
+
+/// The directory that the parent made for this run. The path is an argument, and what it names is removed whole
+/// when the parent dies: so it must look like a run's, with the board's socket in it.
+fn run_directory(board: &Path) -> Option<PathBuf> {
+    let directory = board.parent()?;
+    let named = directory.file_name()?.as_encoded_bytes().starts_with(RUN_PREFIX.as_bytes());
+    let served = std::fs::symlink_metadata(board).is_ok_and(|found| found.file_type().is_socket());
+    (named && served).then(|| directory.to_owned())
 }
 
 /// Ends this process at once, as if it had been killed.

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use std::{
     collections::BTreeSet,
     fs,
+    os::unix::fs::MetadataExt as _,
     path::{Component, Path},
 };
 
@@ -57,6 +58,11 @@ pub(crate) fn compare(workspace: &Workspace, cases: &Cases, bless: bool) -> Resu
 /// Whether this machine has a GPU, so that the list is not about it.
 pub(crate) fn has_gpu() -> bool {
     Path::new("/dev/nvidiactl").exists()
+}
+
+/// Whether this user may act as others and mount, which some cases need.
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 fn drift(list: &str, cases: &Cases) -> Vec<String> {
