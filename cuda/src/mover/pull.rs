@@ -80,11 +80,14 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 
 /// How fast a hop's pulls have been, so that its thread can sleep until shortly before the next one's end: an interrupt
 /// wakes it up 50 to 100 µs late.
+///
+/// It expects no more than what was seen twice: a small pull says nothing of a large one (what it takes is not its bytes),
+/// and one that was held up says nothing of the next.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last_end: Option<Instant>,
-    /// Nanoseconds a byte of the last pull.
-    cost: f64,
+    /// Bytes of the last two pulls, and what they took.
+    last: [(u64, Duration); 2],
 }
 
 impl Pace {
@@ -96,13 +99,15 @@ impl Pace {
     /// How long nothing will happen, from `now` on, for a pull of `len` bytes that started at `started`.
     fn idle(&self, started: Instant, len: u64, spin: Duration, now: Instant) -> Duration {
         // Rather too early than too late; the timer is 50 µs late as well.
-        let takes = Duration::from_nanos((self.cost * len as f64 * 0.9) as u64);
+        let likely =
+            |(seen, took): (u64, Duration)| took.mul_f64(0.9 * (len as f64 / seen.max(1) as f64).min(1.0));
+        let takes = self.last.map(likely).into_iter().min().unwrap_or_default();
         (self.begins(started) + takes).saturating_duration_since(now + spin / 2)
     }
 
     fn ended(&mut self, started: Instant, len: u64, now: Instant) {
         let took = now.saturating_duration_since(self.begins(started));
-        self.cost = took.as_nanos() as f64 / len.max(1) as f64;
+        self.last = [(len, took), self.last[0]];
         self.last_end = Some(now);
     }
 }
@@ -181,9 +186,22 @@ mod tests {
         let spin = Duration::from_micros(200);
         assert_eq!(pace.idle(at(0), 1000, spin, at(0)), Duration::ZERO, "nothing is known yet");
         pace.ended(at(0), 1000, at(1000));
-        assert_eq!(pace.idle(at(500), 1000, spin, at(1000)), Duration::from_micros(800));
-        assert_eq!(pace.idle(at(500), 500, spin, at(1000)), Duration::from_micros(350));
-        assert_eq!(pace.idle(at(500), 1000, spin, at(1900)), Duration::ZERO);
+        assert_eq!(pace.idle(at(500), 1000, spin, at(1000)), Duration::ZERO, "one may have been held up");
+        pace.ended(at(500), 1000, at(2000));
+        assert_eq!(pace.idle(at(1500), 1000, spin, at(2000)), Duration::from_micros(800));
+        assert_eq!(pace.idle(at(1500), 500, spin, at(2000)), Duration::from_micros(350));
+        assert_eq!(pace.idle(at(1500), 1000, spin, at(2900)), Duration::ZERO);
         assert_eq!(pace.idle(at(3000), 1000, spin, at(3000)), Duration::from_micros(800));
+    }
+
+    #[test]
+    fn a_pull_of_five_bytes_says_nothing_of_one_of_a_gigabyte() {
+        let mut pace = Pace::default();
+        let zero = Instant::now();
+        let at = |us| zero + Duration::from_micros(us);
+        pace.ended(at(0), 5, at(25));
+        pace.ended(at(0), 5, at(50));
+        let idle = pace.idle(at(50), 1 << 30, Duration::from_micros(200), at(50));
+        assert!(idle < Duration::from_micros(25), "{idle:?}");
     }
 }
