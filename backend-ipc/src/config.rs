@@ -25,6 +25,9 @@ pub struct IpcConfig {
     pub max_pending: usize,
     /// Readers that may be attached at once; more are refused.
     pub max_readers: usize,
+    /// The GPU whose arenas are to be served ([`flashboot_cuda::Device::find`] reads it), for the probe to try. `None`:
+    /// host arenas only are probed; GPU arenas are served all the same.
+    pub device: Option<String>,
     /// Fill the page table for a peer's payload while importing, for at most half of the import's time, so
     /// that the copies take no faults: about 70 ms a GiB of 4 KiB pages.
     pub populate: bool,
@@ -41,6 +44,7 @@ impl Default for IpcConfig {
             handshake: Duration::from_secs(5),
             max_pending: 64,
             max_readers: 1024,
+            device: None,
             populate: true,
         }
     }

@@ -2,12 +2,13 @@
 
 use crate::{
     config::Policy,
+    connection::Connection,
     directory,
     error::{deadline, failed},
     wire::{MAX_REPLY, Reply, Request},
 };
 use flashboot_core::{Code, Error, Kind, Locator, Result};
-use flashboot_memory::{Expected, ImportedArena};
+use flashboot_memory::Expected;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -30,23 +31,33 @@ const BACKLOG_FULL: Duration = Duration::from_millis(2);
 /// Descriptors we make room for: one is right, more are told apart from it and closed.
 const ROOM: usize = 4;
 
-/// A connection to an exporter that has handed out its arena.
+/// A connection to an exporter that has handed out its arena, which its numbers say is the locator's.
 #[derive(Debug)]
 pub(crate) struct Dialled {
-    /// Breaks when the exporter dies.
-    pub(crate) connection: OwnedFd,
-    pub(crate) arena: ImportedArena,
+    pub(crate) connection: Connection,
+    /// The memory, of the kind that the locator says; the caller maps and checks it.
+    pub(crate) descriptor: OwnedFd,
 }
 
 /// The time left of one call.
-struct Clock<'a> {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock<'a> {
     until: Instant,
     timeout: Duration,
     peer: &'a str,
 }
 
-impl Clock<'_> {
-    fn left(&self, what: &str) -> Result<Duration> {
+impl<'a> Clock<'a> {
+    /// A call that began at `started`. A timeout beyond the clock's range is none.
+    pub(crate) fn new(started: Instant, timeout: Duration, peer: &'a str) -> Self {
+        let until = started
+            .checked_add(timeout)
+            .or_else(|| started.checked_add(Duration::from_secs(86_400 * 365)))
+            .unwrap_or(started);
+        Self { until, timeout, peer }
+    }
+
+    pub(crate) fn left(&self, what: &str) -> Result<Duration> {
         match self.until.checked_duration_since(Instant::now()) {
             Some(left) if !left.is_zero() => Ok(left),
             _ => Err(deadline("import", self.timeout, what, self.peer)),
@@ -54,20 +65,9 @@ impl Clock<'_> {
     }
 }
 
-/// Dials the exporter that `locator` names, checks who it is, and maps what it hands over.
-pub(crate) fn dial(
-    locator: &Locator,
-    policy: &Policy,
-    started: Instant,
-    timeout: Duration,
-) -> Result<Dialled> {
+/// Dials the exporter that `locator` names, checks who it is, and takes what it hands over.
+pub(crate) fn dial(locator: &Locator, policy: &Policy, clock: Clock<'_>) -> Result<Dialled> {
     let peer = locator.endpoint.as_str();
-    // A timeout beyond the clock's range is none.
-    let until = started
-        .checked_add(timeout)
-        .or_else(|| started.checked_add(Duration::from_secs(86_400 * 365)))
-        .unwrap_or(started);
-    let clock = Clock { until, timeout, peer };
     let socket = connect_to(&clock)?;
 
     let source = socket_peercred(&socket).map_err(|errno| {
@@ -117,9 +117,12 @@ pub(crate) fn dial(
         )
         .with_peer(peer));
     }
-    let arena = ImportedArena::map(descriptor, expected).map_err(|e| e.with_peer(peer))?;
-    clock.left("mapping")?;
-    Ok(Dialled { connection: socket, arena })
+    if reply.memory != locator.location.memory() {
+        let (found, named) = (reply.memory, locator.location.memory());
+        let detail = format!("the exporter hands out {found} memory, the locator names {named} memory");
+        return Err(Error::new(Kind::Mismatch, "import", detail).with_peer(peer));
+    }
+    Ok(Dialled { connection: Connection::new(socket, peer.to_owned()), descriptor })
 }
 
 fn connect_to(clock: &Clock<'_>) -> Result<OwnedFd> {

@@ -1,18 +1,20 @@
-//! One endpoint on this host: exports host arenas, imports locators of other processes.
+//! One endpoint on this host: exports arenas, imports locators of other processes.
 
 use crate::{
+    arena::{Served, check_locator},
     config::{IpcConfig, Policy},
-    dial::{Dialled, dial},
+    dial::{Clock, Dialled, dial},
     endpoint::Endpoint,
     mover::IpcMover,
 };
 use async_trait::async_trait;
 use flashboot_core::{
-    Arena, Error, Export, HandleExchange, Kind, Location, Locator, Mover, Result, ShardId, TransportName,
+    Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Result, ShardId, TransportName,
 };
-use flashboot_memory::{CopyEngine, HostArena, boot_id};
+use flashboot_cuda::{Context, CudaArena, CudaMover, Import, MoverConfig, bounded};
+use flashboot_memory::{CopyEngine, Expected, HostArena, ImportedArena};
 use std::{
-    any::Any,
+    os::fd::{AsFd as _, OwnedFd},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -46,52 +48,20 @@ impl IpcExchange {
     }
 }
 
-/// The host arena behind `arena`, or which arenas `ipc` serves.
-pub(crate) fn host(arena: &dyn Arena) -> Result<&HostArena> {
-    let any: &dyn Any = arena;
-    any.downcast_ref::<HostArena>().ok_or_else(|| {
-        Error::new(
-            Kind::Invalid,
-            "ipc",
-            format!("{arena:?} is no host arena, and ipc serves those of flashboot-memory only"),
-        )
-        .with_remedy("allow another transport for this arena")
-    })
-}
-
-/// Refuses a locator that this host cannot follow.
-pub(crate) fn check_locator(locator: &Locator) -> Result<()> {
-    if locator.transport != TransportName::Ipc {
-        return Err(Error::new(
-            Kind::Mismatch,
-            "import",
-            format!("the locator is of the transport {}, not ipc", locator.transport),
-        ));
-    }
-    let Location::Host { boot_id: theirs, .. } = &locator.location else {
-        return Err(Error::new(Kind::Mismatch, "import", "the locator names no host memory"));
-    };
-    let ours = boot_id()?;
-    if *theirs != ours {
-        return Err(Error::new(
-            Kind::Unavailable,
-            "import",
-            format!("the exporter is on another host or of another boot ({theirs}, ours is {ours})"),
-        )
-        .with_peer(&locator.endpoint)
-        .with_remedy("use rdma or tcp between hosts; after a reboot fetch a fresh locator"));
-    }
-    Ok(())
-}
-
 #[async_trait]
 impl HandleExchange for IpcExchange {
-    async fn export(&self, arena: Arc<dyn Arena>, _timeout: Duration) -> Result<Box<dyn Export>> {
-        // Nothing here waits: the responder finds the export when a reader asks.
-        host(&*arena)?;
+    async fn export(&self, arena: Arc<dyn Arena>, timeout: Duration) -> Result<Box<dyn Export>> {
+        let served = Served::of(&arena)?;
         let Some(generation) = arena.observe(ShardId(0)).generation else {
             return Err(Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
                 .with_remedy("begin a generation first"));
+        };
+        // For host memory nothing here waits: the responder finds the export when a reader asks.
+        let offer = match served {
+            Served::Host(_) => served.offer()?,
+            Served::Gpu(_) => {
+                bounded("export", "the driver's handle", timeout, move || served.offer()).await?
+            }
         };
         let locator = Locator {
             transport: TransportName::Ipc,
@@ -102,12 +72,11 @@ impl HandleExchange for IpcExchange {
             location: arena.location(),
             endpoint: self.endpoint.path().to_owned(),
         };
-        let id = self.endpoint.registry().add(generation, arena);
+        let id = self.endpoint.registry().add(generation, offer);
         Ok(Box::new(IpcExport { endpoint: Arc::clone(&self.endpoint), id, locator }))
     }
 
-    /// As the trait says; needs a tokio runtime with its blocking threads and, for
-    /// [`observe`](Mover::observe), its timer.
+    /// As the trait says; needs a tokio runtime with its blocking threads and its timer.
     async fn import(
         &self,
         locator: &Locator,
@@ -115,43 +84,75 @@ impl HandleExchange for IpcExchange {
         timeout: Duration,
     ) -> Result<Box<dyn Mover>> {
         let started = Instant::now();
-        check_locator(locator)?;
-        host(&*into)?;
-        let (theirs, ours) = ((locator.payload, locator.shards), (into.payload(), into.shards()));
-        if theirs != ours {
-            return Err(Error::new(
-                Kind::Mismatch,
-                "import",
-                format!(
-                    "the peer has {} bytes in {} shards, the arena to fill {} in {}",
-                    theirs.0, theirs.1, ours.0, ours.1
-                ),
-            )
-            .with_peer(&locator.endpoint));
+        let served = Served::of(&into)?;
+        check_locator(locator, &into.location())?;
+        locator.check_fits(&*into).map_err(|e| e.with_peer(&locator.endpoint))?;
+        drop(into);
+        match served {
+            Served::Host(into) => self.import_host(locator.clone(), into, started, timeout).await,
+            Served::Gpu(into) => self.import_gpu(locator.clone(), into, started, timeout).await,
         }
-        let dialled = self.attach(locator.clone(), started, timeout).await?;
-        let Dialled { connection, arena } = dialled;
-        let mover = IpcMover::new(connection, arena, into, locator, Arc::clone(&self.engine));
-        mover.check_generation()?;
-        Ok(Box::new(mover))
     }
 }
 
 impl IpcExchange {
-    async fn attach(&self, locator: Locator, started: Instant, timeout: Duration) -> Result<Dialled> {
-        let (policy, populate) = (self.policy.clone(), self.populate);
+    async fn import_host(
+        &self,
+        locator: Locator,
+        into: Arc<HostArena>,
+        started: Instant,
+        timeout: Duration,
+    ) -> Result<Box<dyn Mover>> {
+        let (policy, populate, engine) = (self.policy.clone(), self.populate, Arc::clone(&self.engine));
         // Blocking, but never past its deadline; a caller that goes away leaves it to end there.
         let task = tokio::task::spawn_blocking(move || {
-            let dialled = dial(&locator, &policy, started, timeout)?;
+            let clock = Clock::new(started, timeout, &locator.endpoint);
+            let Dialled { connection, descriptor } = dial(&locator, &policy, clock)?;
+            let arena = map_host(descriptor, &locator)?;
+            let left = clock.left("mapping")?.min(LONGEST_POPULATE);
             if populate {
-                let left = timeout.saturating_sub(started.elapsed()).min(LONGEST_POPULATE);
-                dialled.arena.populate(Instant::now() + left / 2);
+                arena.populate(Instant::now() + left / 2);
             }
-            Ok(dialled)
+            let mover = IpcMover::new(connection, arena, into, locator.generation, engine);
+            mover.check_generation()?;
+            Ok(Box::new(mover) as Box<dyn Mover>)
         });
         task.await
             .map_err(|e| Error::new(Kind::Cancelled, "import", format!("the runtime is ending: {e}")))?
     }
+
+    /// The driver is asked on a thread of its own, and left alone with what it does past the deadline.
+    async fn import_gpu(
+        &self,
+        locator: Locator,
+        into: Arc<CudaArena>,
+        started: Instant,
+        timeout: Duration,
+    ) -> Result<Box<dyn Mover>> {
+        let (policy, peer) = (self.policy.clone(), locator.endpoint.clone());
+        let mapped = bounded("import", "mapping the peer's memory", timeout, move || {
+            let clock = Clock::new(started, timeout, &locator.endpoint);
+            let dialled = dial(&locator, &policy, clock)?;
+            let import = map_gpu(into.context(), &dialled, &locator)?;
+            clock.left("mapping")?;
+            let alive = Arc::new(dialled.connection);
+            let mover = CudaMover::open(import, into, alive, MoverConfig::default())?;
+            Ok(Box::new(mover) as Box<dyn Mover>)
+        });
+        mapped.await.map_err(|e| e.with_peer(peer))
+    }
+}
+
+/// Maps a peer's memfd read-only, after checking its seals and its length.
+pub(crate) fn map_host(descriptor: OwnedFd, locator: &Locator) -> Result<ImportedArena> {
+    let Locator { payload, capacity, shards, .. } = *locator;
+    ImportedArena::map(descriptor, Expected { payload, capacity, shards })
+        .map_err(|e| e.with_peer(&locator.endpoint))
+}
+
+/// Maps a peer's GPU memory read-only on our own GPU.
+pub(crate) fn map_gpu(context: &Context, dialled: &Dialled, locator: &Locator) -> Result<Import> {
+    Import::from_fd(context, dialled.descriptor.as_fd(), locator).map_err(|e| e.with_peer(&locator.endpoint))
 }
 
 #[derive(Debug)]

@@ -1,14 +1,10 @@
-//! One hop: copies of a peer's mapped arena into ours.
+//! One hop between host arenas: copies of a peer's mapped arena into ours.
 
-use crate::exchange::host;
+use crate::connection::Connection;
 use async_trait::async_trait;
-use flashboot_core::{
-    Arena, Error, Generation, InFlight, Kind, Locator, Mover, Observed, Pull, Result, ShardId,
-};
-use flashboot_memory::{CopyEngine, ImportedArena};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use flashboot_core::{Error, Generation, InFlight, Kind, Mover, Observed, Pull, Result, ShardId};
+use flashboot_memory::{CopyEngine, HostArena, ImportedArena};
 use std::{
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,24 +16,22 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
 #[derive(Debug)]
 pub(crate) struct IpcMover {
-    connection: OwnedFd,
+    connection: Connection,
     from: Arc<ImportedArena>,
-    into: Arc<dyn Arena>,
+    into: Arc<HostArena>,
     generation: Generation,
-    peer: String,
     engine: Arc<CopyEngine>,
 }
 
 impl IpcMover {
     pub(crate) fn new(
-        connection: OwnedFd,
+        connection: Connection,
         from: ImportedArena,
-        into: Arc<dyn Arena>,
-        locator: &Locator,
+        into: Arc<HostArena>,
+        generation: Generation,
         engine: Arc<CopyEngine>,
     ) -> Self {
-        let (generation, peer) = (locator.generation, locator.endpoint.clone());
-        Self { connection, from: Arc::new(from), into, generation, peer, engine }
+        Self { connection, from: Arc::new(from), into, generation, engine }
     }
 
     /// Whether the arena holds what the locator named; it may have been refilled since the exporter answered.
@@ -49,16 +43,8 @@ impl IpcMover {
         let found = found.map_or_else(|| "is being refilled".to_owned(), |g| format!("holds generation {g}"));
         let detail = format!("the arena {found}, the locator names {}", self.generation);
         Err(Error::new(Kind::StaleGeneration, "import", detail)
-            .with_peer(&self.peer)
+            .with_peer(self.connection.peer())
             .with_remedy("fetch a fresh locator from the exporter"))
-    }
-
-    /// Whether the exporter's end of the connection is closed: it died, or gave the arena up.
-    fn source_is_gone(&self) -> bool {
-        let mut polled = [PollFd::new(&self.connection, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
-        poll(&mut polled, Some(&now)).is_ok() && polled.iter().any(|p| p.revents().intersects(gone))
     }
 }
 
@@ -77,7 +63,7 @@ impl Mover for IpcMover {
             if enough(&seen) {
                 return Ok(seen);
             }
-            if self.source_is_gone() {
+            if self.connection.is_broken() {
                 // What it published before it went counts.
                 let last = self.from.observe(shard);
                 if enough(&last) {
@@ -89,7 +75,7 @@ impl Mover for IpcMover {
                     "observe",
                     format!("the source is gone at {progress} of {at_least} bytes of shard {}", shard.0),
                 )
-                .with_peer(&self.peer)
+                .with_peer(self.connection.peer())
                 .with_remedy("go on from another source"));
             }
             let left = wait.saturating_sub(started.elapsed());
@@ -102,7 +88,7 @@ impl Mover for IpcMover {
     }
 
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
-        let job = self.engine.pull(&self.from, host(&*self.into)?, pull);
-        Ok(Box::new(job.map_err(|e| e.with_peer(&self.peer))?))
+        let job = self.engine.pull(&self.from, &self.into, pull);
+        Ok(Box::new(job.map_err(|e| e.with_peer(self.connection.peer()))?))
     }
 }

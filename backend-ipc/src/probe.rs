@@ -1,12 +1,21 @@
 //! Whether `ipc` works here, and why not.
 
-use crate::{config::IpcConfig, dial::dial, directory, exchange::check_locator};
-use flashboot_core::{ArenaSpec, Error, Locator, Readiness};
+use crate::{
+    arena::check_locator,
+    config::IpcConfig,
+    dial::{Clock, dial},
+    directory,
+    exchange::{map_gpu, map_host},
+};
+use flashboot_core::{ArenaSpec, Error, Location, Locator, MemoryKind, Readiness};
+use flashboot_cuda::probe as gpu;
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind, boot_id, check_seals};
 use std::time::{Duration, Instant};
 
-/// How long `probe_pair` may take.
+/// How long `probe_pair` may wait for its peer.
 const PAIR: Duration = Duration::from_secs(2);
+/// How long a driver may take: it sets the GPU up at its first use.
+pub(crate) const DRIVER: Duration = Duration::from_secs(20);
 
 pub(crate) fn unavailable(e: &Error) -> Readiness {
     let remedy = e.remedy().unwrap_or("see the reason").to_owned();
@@ -28,8 +37,15 @@ fn readiness(outcome: Result<(), Error>) -> Readiness {
     }
 }
 
-/// Makes and seals the smallest arena, reads the boot id, and looks at the socket directory.
+/// Reads the boot id, looks at the socket directory, and makes what readers are given: the smallest sealed arena, or a
+/// granule of the memory of the GPU that is configured.
 pub(crate) fn probe(config: &IpcConfig) -> Readiness {
+    if let Some(device) = &config.device {
+        let gpu = gpu::verdict(&gpu::ladder(device, DRIVER), gpu::POSIX_FD);
+        if gpu != Readiness::Ready {
+            return gpu;
+        }
+    }
     let trial = || {
         boot_id()?;
         let arena_config = HostArenaConfig { pages: PageKind::Base, ..HostArenaConfig::default() };
@@ -46,7 +62,16 @@ pub(crate) fn probe(config: &IpcConfig) -> Readiness {
     readiness(trial())
 }
 
-/// Dials, shakes hands, checks seals and sizes, and hangs up. Blocking, within two seconds.
-pub(crate) fn probe_pair(config: &IpcConfig, peer: &Locator) -> Readiness {
-    readiness(check_locator(peer).and_then(|()| dial(peer, &config.policy(), Instant::now(), PAIR)).map(drop))
+/// Dials, shakes hands, checks sizes, maps what comes and checks its seals, or reads its control block over the fabric,
+/// and hangs up. Blocking: two seconds for the peer, and as long as the driver takes.
+pub(crate) fn probe_pair(config: &IpcConfig, peer: &Locator, into: &Location) -> Readiness {
+    let trial = || {
+        check_locator(peer, into)?;
+        let dialled = dial(peer, &config.policy(), Clock::new(Instant::now(), PAIR, &peer.endpoint))?;
+        match into.memory() {
+            MemoryKind::Gpu => gpu::pair(into, peer, |context| map_gpu(context, &dialled, peer)),
+            _ => map_host(dialled.descriptor, peer).map(drop),
+        }
+    };
+    readiness(trial())
 }

@@ -1,6 +1,7 @@
 //! What an endpoint exports, by generation.
 
-use flashboot_core::{Arena, Generation, ShardId};
+use crate::arena::Offer;
+use flashboot_core::{Generation, ShardId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ struct State {
 struct Entry {
     id: u64,
     generation: Generation,
-    arena: Arc<dyn Arena>,
+    offer: Arc<Offer>,
 }
 
 impl Registry {
@@ -27,11 +28,11 @@ impl Registry {
     }
 
     /// Adds an export; the number removes it again.
-    pub(crate) fn add(&self, generation: Generation, arena: Arc<dyn Arena>) -> u64 {
+    pub(crate) fn add(&self, generation: Generation, offer: Offer) -> u64 {
         let mut state = self.state();
         let id = state.next;
         state.next = state.next.wrapping_add(1);
-        state.entries.push(Entry { id, generation, arena });
+        state.entries.push(Entry { id, generation, offer: Arc::new(offer) });
         id
     }
 
@@ -43,17 +44,17 @@ impl Registry {
         drop(gone);
     }
 
-    /// The arena that was exported with `generation` and still holds it.
-    pub(crate) fn find(&self, generation: u64) -> Result<Arc<dyn Arena>, String> {
+    /// What is offered of the arena that was exported with `generation` and still holds it.
+    pub(crate) fn find(&self, generation: u64) -> Result<Arc<Offer>, String> {
         let wanted = Generation::from_word(generation);
         let found =
-            self.state().entries.iter().find(|e| Some(e.generation) == wanted).map(|e| Arc::clone(&e.arena));
-        let Some(arena) = found else {
+            self.state().entries.iter().find(|e| Some(e.generation) == wanted).map(|e| Arc::clone(&e.offer));
+        let Some(offer) = found else {
             return Err(format!("generation {generation:016x} is not exported here, or not any more"));
         };
-        if arena.observe(ShardId(0)).generation != wanted {
+        if offer.arena().observe(ShardId(0)).generation != wanted {
             return Err(format!("the arena no longer holds generation {generation:016x}"));
         }
-        Ok(arena)
+        Ok(offer)
     }
 }

@@ -7,7 +7,6 @@
 use crate::{
     config::Policy,
     error::Refusal,
-    exchange,
     registry::Registry,
     wire::{REQUEST_LEN, Reply, Request},
 };
@@ -132,25 +131,22 @@ impl Responder {
             return Answer::Refused;
         }
         let found = Request::decode(frame.get(..len).unwrap_or_default()).and_then(|request| {
-            let arena =
+            let offer =
                 self.registry.find(request.generation).map_err(|why| (Refusal::StaleGeneration, why))?;
-            Ok((request, arena))
+            Ok((request, offer))
         });
         match found {
-            Ok((request, arena)) => {
-                let Ok(host) = exchange::host(&*arena) else {
-                    // `export` takes nothing else.
-                    refuse(socket, Refusal::StaleGeneration, "the arena is not host memory");
-                    return Answer::Refused;
-                };
+            Ok((request, offer)) => {
+                let arena = offer.arena();
                 let reply = Reply {
                     status: Ok(()),
-                    payload: host.payload(),
-                    capacity: host.capacity(),
-                    shards: host.shards(),
+                    memory: offer.memory(),
+                    payload: arena.payload(),
+                    capacity: arena.capacity(),
+                    shards: arena.shards(),
                     generation: request.generation,
                 };
-                if send(socket, &reply, Some(host.as_fd())).is_err() {
+                if send(socket, &reply, Some(offer.as_fd())).is_err() {
                     return Answer::Refused;
                 }
                 tracing::debug!(generation = %format_args!("{:016x}", request.generation), "a reader attached");

@@ -3,12 +3,17 @@
 use crate::{config::IpcConfig, exchange::IpcExchange, probe};
 use async_trait::async_trait;
 use flashboot_core::{
-    Caps, Error, HandleExchange, Kind, Locator, MemoryKind, Readiness, Result, Transport, TransportName,
+    Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport, TransportName,
 };
+use flashboot_cuda::bounded;
 use flashboot_memory::CopyEngine;
 use std::sync::Arc;
 
-/// `ipc` between the host arenas of one host.
+/// Source and destination. Between the two kinds a copy would go through pinned memory that nobody has: not here.
+pub(crate) const SERVES: &[(MemoryKind, MemoryKind)] =
+    &[(MemoryKind::Host, MemoryKind::Host), (MemoryKind::Gpu, MemoryKind::Gpu)];
+
+/// `ipc` between the arenas of one host.
 #[derive(Debug, Clone, Default)]
 pub struct IpcTransport {
     config: IpcConfig,
@@ -38,28 +43,36 @@ impl Transport for IpcTransport {
         TransportName::Ipc
     }
 
-    fn caps(&self) -> Caps {
+    fn serves(&self) -> &'static [(MemoryKind, MemoryKind)] {
+        SERVES
+    }
+
+    fn caps(&self, source: MemoryKind) -> Caps {
+        let gpu = source == MemoryKind::Gpu;
         Caps {
             revocable: false,
-            enforces_read_only: true,
+            // A memfd is sealed; a GPU's descriptor is a write capability, whatever its importer promises.
+            enforces_read_only: !gpu,
             source_can_throttle: false,
+            // Both live until the last mapping goes.
             outlives_exporter: true,
-            poisons_context: false,
-            sources: &[MemoryKind::Host],
-            destinations: &[MemoryKind::Host],
+            poisons_context: gpu,
+            reports_death: true,
+            closes_with_export: true,
         }
     }
 
     async fn probe(&self) -> Readiness {
-        probe::probe(&self.config)
+        let config = self.config.clone();
+        let probed = bounded("probe", "an answer", probe::DRIVER * 2, move || Ok(probe::probe(&config)));
+        probed.await.unwrap_or_else(|e| probe::unavailable(&e))
     }
 
-    async fn probe_pair(&self, peer: &Locator) -> Readiness {
-        let (config, peer) = (self.config.clone(), peer.clone());
-        match tokio::task::spawn_blocking(move || probe::probe_pair(&config, &peer)).await {
-            Ok(readiness) => readiness,
-            Err(e) => probe::unavailable(&Error::new(Kind::Cancelled, "probe", e.to_string())),
-        }
+    async fn probe_pair(&self, peer: &Locator, into: &Location) -> Readiness {
+        let (config, peer, into) = (self.config.clone(), peer.clone(), into.clone());
+        let pair = move || Ok(probe::probe_pair(&config, &peer, &into));
+        let probed = bounded("probe", "an answer of the driver", probe::DRIVER, pair);
+        probed.await.unwrap_or_else(|e| probe::unavailable(&e))
     }
 
     async fn open(&self, config: IpcConfig) -> Result<Arc<dyn HandleExchange>> {

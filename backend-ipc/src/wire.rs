@@ -2,11 +2,13 @@
 //!
 //! Request (32 bytes): magic u64 · version u32 · zero u32 · generation u64 · token u64 (zero: none).
 //! Reply (48 bytes and up to 512 of text): magic u64 · version u32 · status u32 (0 or a refusal's number) ·
-//! payload u64 · capacity u64 · shards u32 · bytes of text u32 · generation u64 · text. A reply with status 0
-//! carries exactly one descriptor, the arena's memfd, by SCM_RIGHTS; any other carries none.
+//! payload u64 · capacity u64 · shards u32 · bytes of text u16 · memory u16 (0 host, 1 GPU) · generation u64 · text. A
+//! reply with status 0 carries exactly one descriptor by SCM_RIGHTS, the host arena's memfd or the GPU arena's memory;
+//! any other carries none. The bytes of `memory` were the upper half of the text's length, always zero: frames
+//! about host arenas have not changed, and whoever does not know GPU memory finds a length that cannot be.
 
 use crate::error::Refusal;
-use flashboot_core::{Error, Kind, Result};
+use flashboot_core::{Error, Kind, MemoryKind, Result};
 
 /// `FLASHIPC` as it reads in memory.
 pub const PROTOCOL_MAGIC: u64 = u64::from_le_bytes(*b"FLASHIPC");
@@ -28,6 +30,8 @@ pub(crate) struct Request {
 pub(crate) struct Reply {
     /// `Err`: refused, with the exporter's sentence.
     pub(crate) status: std::result::Result<(), (Refusal, String)>,
+    /// What the descriptor is of; of a refusal nothing.
+    pub(crate) memory: MemoryKind,
     pub(crate) payload: u64,
     pub(crate) capacity: u64,
     pub(crate) shards: u32,
@@ -44,6 +48,13 @@ fn u64_at(frame: &[u8], at: usize) -> Option<u64> {
 
 fn u32_at(frame: &[u8], at: usize) -> Option<u32> {
     array(frame, at).map(u32::from_le_bytes)
+}
+
+const HOST: u16 = 0;
+const GPU: u16 = 1;
+
+fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
+    array(frame, at).map(u16::from_le_bytes)
 }
 
 impl Request {
@@ -86,7 +97,14 @@ impl Request {
 
 impl Reply {
     pub(crate) fn refusal(refusal: Refusal, text: impl Into<String>) -> Self {
-        Self { status: Err((refusal, text.into())), payload: 0, capacity: 0, shards: 0, generation: 0 }
+        Self {
+            status: Err((refusal, text.into())),
+            memory: MemoryKind::Host,
+            payload: 0,
+            capacity: 0,
+            shards: 0,
+            generation: 0,
+        }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -109,7 +127,8 @@ impl Reply {
         frame.extend(self.payload.to_le_bytes());
         frame.extend(self.capacity.to_le_bytes());
         frame.extend(self.shards.to_le_bytes());
-        frame.extend(u32::try_from(text.len()).unwrap_or(0).to_le_bytes());
+        frame.extend(u16::try_from(text.len()).unwrap_or(0).to_le_bytes());
+        frame.extend(if self.memory == MemoryKind::Gpu { GPU } else { HOST }.to_le_bytes());
         frame.extend(self.generation.to_le_bytes());
         frame.extend(text.into_bytes());
         frame
@@ -132,11 +151,16 @@ impl Reply {
         }
         let fields = || {
             let numbers = (u64_at(frame, 16)?, u64_at(frame, 24)?, u32_at(frame, 32)?, u64_at(frame, 40)?);
-            let text_len = usize::try_from(u32_at(frame, 36)?).ok()?;
+            let text_len = usize::from(u16_at(frame, 36)?);
+            let memory = match u16_at(frame, 38)? {
+                HOST => MemoryKind::Host,
+                GPU => MemoryKind::Gpu,
+                _ => return None,
+            };
             let text = frame.get(REPLY_LEN..)?;
-            (text.len() == text_len && text_len <= MAX_TEXT).then_some((numbers, text))
+            (text.len() == text_len && text_len <= MAX_TEXT).then_some((numbers, memory, text))
         };
-        let (Some(status), Some(((payload, capacity, shards, generation), text))) = (status, fields()) else {
+        let (Some(status), Some((numbers, memory, text))) = (status, fields()) else {
             return Err(protocol(format!("a reply of {} bytes that does not parse", frame.len())));
         };
         let status = match status {
@@ -150,7 +174,8 @@ impl Reply {
                 None => return Err(protocol(format!("a reply with the unknown status {code}"))),
             },
         };
-        Ok(Self { status, payload, capacity, shards, generation })
+        let (payload, capacity, shards, generation) = numbers;
+        Ok(Self { status, memory, payload, capacity, shards, generation })
     }
 }
 
@@ -180,8 +205,10 @@ mod tests {
     fn frames_read_back() {
         let request = Request { generation: 0xfeed };
         assert_eq!(Request::decode(&request.encode()), Ok(request));
-        let ok = Reply { status: Ok(()), payload: 1, capacity: 2, shards: 3, generation: 4 };
-        assert_eq!(Reply::decode(&ok.encode()), Ok(ok));
+        for memory in [MemoryKind::Host, MemoryKind::Gpu] {
+            let ok = Reply { status: Ok(()), memory, payload: 1, capacity: 2, shards: 3, generation: 4 };
+            assert_eq!(Reply::decode(&ok.encode()), Ok(ok));
+        }
         let refused = Reply::refusal(Refusal::Full, "64 readers");
         assert_eq!(Reply::decode(&refused.encode()), Ok(refused));
         let long = Reply::refusal(Refusal::Full, "ä".repeat(400)).encode();
@@ -210,7 +237,9 @@ mod tests {
 
     #[test]
     fn no_cut_or_changed_reply_panics_or_passes_for_another() {
-        let good = Reply { status: Ok(()), payload: 1, capacity: 2, shards: 3, generation: 4 }.encode();
+        let memory = MemoryKind::Gpu;
+        let good =
+            Reply { status: Ok(()), memory, payload: 1, capacity: 2, shards: 3, generation: 4 }.encode();
         for len in 0..good.len() {
             assert!(Reply::decode(&good[..len]).is_err(), "{len}");
         }
@@ -218,6 +247,11 @@ mod tests {
             let mut frame = good.clone();
             frame[at] ^= 0xff;
             let _ = Reply::decode(&frame);
+        }
+        for (at, byte) in [(12, 99), (38, 2), (39, 1)] {
+            let mut unknown = good.clone();
+            unknown[at] = byte;
+            assert_eq!(Reply::decode(&unknown).unwrap_err().kind(), Kind::Protocol, "{at}");
         }
         let mut unknown = good;
         unknown[12] = 99;

@@ -6,7 +6,9 @@ mod common;
 use async_trait::async_trait;
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_conformance::{Fixture, WriteAttempt};
-use flashboot_core::{Arena, ArenaSpec, Caps, HandleExchange, Locator, Readiness, Result, Transport as _};
+use flashboot_core::{
+    Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
+};
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{path::Path, sync::Arc};
 
@@ -19,7 +21,7 @@ impl Fixture for IpcFixture {
     }
 
     fn caps(&self) -> Caps {
-        IpcTransport::default().caps()
+        IpcTransport::default().caps(MemoryKind::Host)
     }
 
     fn readiness(&self) -> Readiness {
@@ -34,6 +36,10 @@ impl Fixture for IpcFixture {
     async fn open(&self, _: u32, dir: &Path) -> Result<Arc<dyn HandleExchange>> {
         let config = IpcConfig { directory: dir.to_owned(), ..IpcConfig::default() };
         IpcTransport::default().open(config).await
+    }
+
+    async fn probe_pair(&self, locator: &Locator, into: &Location) -> Readiness {
+        IpcTransport::default().probe_pair(locator, into).await
     }
 
     async fn try_write(&self, locator: &Locator, _: Arc<dyn Arena>) -> WriteAttempt {

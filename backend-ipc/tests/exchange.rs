@@ -82,6 +82,11 @@ async fn what_cannot_be_imported_is_refused_before_a_byte_moves() {
     let mut other = good.clone();
     other.endpoint = "/tmp/a\0b".into();
     assert_eq!(refused(other, sink()).await, Kind::Invalid);
+    let mut other = good.clone();
+    other.location = Location::Gpu { boot_id: "another".into(), uuid: "GPU-0".into() };
+    let e = import(other, sink()).await.unwrap_err();
+    assert_eq!(e.kind(), Kind::Mismatch);
+    assert!(e.detail().contains("not GPU to host"), "{e}");
     let e = import(good.clone(), Arc::new(NoHost)).await.unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
     assert!(e.to_string().contains("host arena"), "{e}");
@@ -297,10 +302,16 @@ async fn probes_say_what_is_found_and_what_to_do() {
     let exchange = open(&config).await.unwrap();
     assert_eq!(transport.probe().await, Readiness::Ready);
     let export = exchange.export(seed(PAYLOAD, 9), PATIENCE).await.unwrap();
-    assert_eq!(transport.probe_pair(export.locator()).await, Readiness::Ready);
+    let here = export.locator().location.clone();
+    let gpu = Location::Gpu { boot_id: "any".into(), uuid: "GPU-0".into() };
+    let Readiness::Unavailable { reason, .. } = transport.probe_pair(export.locator(), &gpu).await else {
+        panic!("it does not copy from host to GPU")
+    };
+    assert!(reason.contains("not host to GPU"), "{reason}");
+    assert_eq!(transport.probe_pair(export.locator(), &here).await, Readiness::Ready);
     let locator = export.locator().clone();
     drop((export, exchange));
-    let Readiness::Unavailable { reason, remedy } = transport.probe_pair(&locator).await else {
+    let Readiness::Unavailable { reason, remedy } = transport.probe_pair(&locator, &here).await else {
         panic!("nobody is there");
     };
     assert!(reason.contains("no such socket") && remedy.contains("exporter"), "{reason}; {remedy}");
@@ -309,18 +320,20 @@ async fn probes_say_what_is_found_and_what_to_do() {
         panic!("others may enter")
     };
     assert!(reason.contains("0755") && remedy.contains("chmod"), "{reason}; {remedy}");
-    assert_eq!(
-        transport.caps(),
-        Caps {
-            revocable: false,
-            enforces_read_only: true,
-            source_can_throttle: false,
-            outlives_exporter: true,
-            poisons_context: false,
-            sources: &[MemoryKind::Host],
-            destinations: &[MemoryKind::Host],
-        }
-    );
+    let host = Caps {
+        revocable: false,
+        enforces_read_only: true,
+        source_can_throttle: false,
+        outlives_exporter: true,
+        poisons_context: false,
+        reports_death: true,
+        closes_with_export: true,
+    };
+    assert_eq!(transport.caps(MemoryKind::Host), host);
+    let gpu = Caps { enforces_read_only: false, poisons_context: true, ..host };
+    assert_eq!(transport.caps(MemoryKind::Gpu), gpu);
+    let same = [MemoryKind::Host, MemoryKind::Gpu].map(|kind| (kind, kind));
+    assert_eq!(transport.serves(), same);
 }
 
 /// An arena that ipc does not serve.

@@ -3,8 +3,8 @@
 use crate::{Fault, MockArena, MockConfig, exchange::Endpoint};
 use async_trait::async_trait;
 use flashboot_core::{
-    Arena, ArenaSpec, Caps, Generation, HandleExchange, Locator, MemoryKind, Readiness, Result, Transport,
-    TransportName,
+    Arena, ArenaSpec, Caps, Generation, HandleExchange, Location, Locator, MemoryKind, Readiness, Result,
+    Transport, TransportName,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -122,15 +122,19 @@ impl Transport for MockTransport {
         TransportName::Mock
     }
 
-    fn caps(&self) -> Caps {
+    fn serves(&self) -> &'static [(MemoryKind, MemoryKind)] {
+        &[(MemoryKind::Mock, MemoryKind::Mock)]
+    }
+
+    fn caps(&self, _: MemoryKind) -> Caps {
         Caps {
             revocable: false,
             enforces_read_only: true,
             source_can_throttle: false,
             outlives_exporter: false,
             poisons_context: false,
-            sources: &[MemoryKind::Mock],
-            destinations: &[MemoryKind::Mock],
+            reports_death: true,
+            closes_with_export: true,
         }
     }
 
@@ -138,7 +142,7 @@ impl Transport for MockTransport {
         Readiness::Ready
     }
 
-    async fn probe_pair(&self, peer: &Locator) -> Readiness {
+    async fn probe_pair(&self, peer: &Locator, _: &Location) -> Readiness {
         match self.exported(peer) {
             true => Readiness::Ready,
             false => Readiness::Unavailable {

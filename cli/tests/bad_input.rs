@@ -196,7 +196,7 @@ fn a_transport_that_is_not_there_is_an_error_with_its_reason() {
         &place,
         &["replicate", text(&image), "--transport", "imex"],
         1,
-        &["imex", "not part of this release"],
+        &["imex", "the arenas are in host memory"],
     );
     refused(&place, &["replicate", text(&image), "--allow", "rdma,tcp"], 1, &["rdma", "tcp"]);
     refused(

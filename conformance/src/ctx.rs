@@ -1,6 +1,6 @@
 //! What a case has at hand on one rank.
 
-use crate::{Fixture, Misfortune, Ranks, faulty::Faulty, oracle};
+use crate::{Fixture, Misfortune, Ranks, Resources, faulty::Faulty, oracle};
 use async_trait::async_trait;
 use flashboot_core::{
     Arena, ArenaSpec, ByteRange, Error, Export, Generation, Geometry, HandleExchange, Locator, Mover, PeerId,
@@ -20,6 +20,8 @@ use tokio::sync::watch;
 
 /// How long a case waits for a peer before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a source may stand still where standing still is all that shows its death.
+const STANDSTILL: Duration = Duration::from_secs(5);
 /// How long imports and exports may take.
 pub(crate) const SETUP: Duration = Duration::from_secs(5);
 
@@ -94,6 +96,21 @@ impl Ctx {
                 return;
             }
             last = now;
+        }
+    }
+
+    /// Waits until no more is held than `before`, which what is dropped on a thread of a transport's own takes a while to
+    /// let go of, and gives what is.
+    pub(crate) async fn settled_to(&self, before: Resources) -> Resources {
+        let began = tokio::time::Instant::now();
+        loop {
+            let now = self.fixture.resources();
+            if now.descriptors <= before.descriptors && now.mappings <= before.mappings
+                || began.elapsed() > SETUP
+            {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
@@ -214,11 +231,13 @@ impl Member {
         plan: &Plan,
         observer: &mut dyn Observer,
     ) -> Result<Report> {
+        let told = self.ctx.fixture.caps().reports_death;
+        let stall = if told { plan.stall } else { plan.stall.min(STANDSTILL) };
         let job = Job {
             arena: Arc::clone(&self.arena),
             assignment: Assignment::of(schedule, self.ctx.rank, self.geometry),
             expected: plan.verify.map(|salt| Arc::new(oracle::digests(salt, &self.geometry))),
-            policy: Policy { stall: plan.stall, ..Policy::default() },
+            policy: Policy { stall, ..Policy::default() },
             limits: Limits { pull: Duration::from_secs(10), quiesce: Duration::from_secs(5) },
         };
         let peers = Peers {

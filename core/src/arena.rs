@@ -1,6 +1,6 @@
 //! One contiguous exportable allocation holding one rank image and its control block.
 
-use crate::{ByteRange, Generation, Result, ShardId, control::Observed};
+use crate::{ByteRange, Generation, MemoryKind, Result, ShardId, control::Observed};
 use std::{any::Any, fmt};
 
 /// Where an arena's memory is.
@@ -27,6 +27,17 @@ pub enum Location {
         /// The simulated host.
         host: u32,
     },
+}
+
+impl Location {
+    /// What kind of memory it is.
+    pub fn memory(&self) -> MemoryKind {
+        match self {
+            Self::Host { .. } => MemoryKind::Host,
+            Self::Gpu { .. } => MemoryKind::Gpu,
+            Self::Mock { .. } => MemoryKind::Mock,
+        }
+    }
 }
 
 /// What an arena is to hold.

@@ -37,4 +37,4 @@ pub use layout::{Layout, LayoutError};
 pub use locator::{Locator, LocatorError};
 pub use mover::{InFlight, Landed, Mover, PeerId, Pull};
 pub use size::{ByteSize, ParseByteSizeError};
-pub use transport::{Caps, MemoryKind, Readiness, Transport, TransportName};
+pub use transport::{Caps, MemoryKind, Readiness, Transport, TransportName, check_served};

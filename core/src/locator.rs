@@ -3,7 +3,7 @@
 //! As text: `flashboot1.` + base64url(JSON) + `.` + the first 16 hexadecimal digits of the BLAKE3 hash of
 //! everything before that dot. The hash is there to find damage, not to keep anyone out.
 
-use crate::{Error, Generation, Kind, Location, TransportName};
+use crate::{Arena, Error, Generation, Kind, Location, TransportName};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::{fmt, str::FromStr};
 
@@ -68,6 +68,22 @@ impl Locator {
         let body = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(json));
         let sum = sum(&body);
         format!("{body}.{sum}")
+    }
+
+    /// Refuses an arena of another size.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`], with both sides' numbers.
+    pub fn check_fits(&self, into: &dyn Arena) -> crate::Result<()> {
+        let (theirs, ours) = ((self.payload, self.shards), (into.payload(), into.shards()));
+        if theirs == ours {
+            return Ok(());
+        }
+        let detail = format!(
+            "the peer has {} bytes in {} shards, the arena to fill {} in {}",
+            theirs.0, theirs.1, ours.0, ours.1
+        );
+        Err(Error::new(Kind::Mismatch, "import", detail))
     }
 }
 

@@ -1,6 +1,6 @@
 //! A backend by name: what it can do, whether it works here, how to open it.
 
-use crate::{HandleExchange, Locator, Result};
+use crate::{Error, HandleExchange, Kind, Location, Locator, Result};
 use async_trait::async_trait;
 use std::{fmt, sync::Arc};
 
@@ -52,7 +52,25 @@ pub enum MemoryKind {
     Mock,
 }
 
-/// What a transport promises. The conformance suite holds it to each.
+impl MemoryKind {
+    /// As people read it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu => "GPU",
+            Self::Mock => "mock",
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What a transport promises of sources in one kind of memory. The conformance suite holds it to each; when unsure,
+/// promise less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
     /// The exporter can take a reader's access back while it is attached.
@@ -65,10 +83,29 @@ pub struct Caps {
     pub outlives_exporter: bool,
     /// Losing a source can poison the reader's process, which must then restart.
     pub poisons_context: bool,
-    /// Memory it can read from.
-    pub sources: &'static [MemoryKind],
-    /// Memory it can write to.
-    pub destinations: &'static [MemoryKind],
+    /// A reader is told that its source has died. Without it a dead source is one that stands still.
+    pub reports_death: bool,
+    /// A dropped export admits nobody new. Without it a locator works until its arena is dropped or filled anew.
+    pub closes_with_export: bool,
+}
+
+/// Refuses a source and a destination, in this order, that are not among what the transport `name` serves.
+///
+/// # Errors
+/// [`Kind::Mismatch`], naming what is served.
+pub fn check_served(
+    name: TransportName,
+    served: &[(MemoryKind, MemoryKind)],
+    (from, into): (MemoryKind, MemoryKind),
+) -> Result<()> {
+    if served.contains(&(from, into)) {
+        return Ok(());
+    }
+    let all: Vec<_> = served.iter().map(|(from, into)| format!("{from} to {into}")).collect();
+    let all = if all.is_empty() { "nothing".to_owned() } else { all.join(" and ") };
+    let detail = format!("{name} moves {all} memory, not {from} to {into}");
+    Err(Error::new(Kind::Mismatch, "transport", detail)
+        .with_remedy("allow a transport that serves both ends"))
 }
 
 /// Whether a transport works here.
@@ -94,15 +131,35 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// Its name.
     fn name(&self) -> TransportName;
 
-    /// What it promises.
-    fn caps(&self) -> Caps;
+    /// The pairs of source and destination memory that it moves bytes between.
+    fn serves(&self) -> &'static [(MemoryKind, MemoryKind)];
+
+    /// What it promises of sources in this kind of memory; of memory that it does not serve, nothing of use.
+    fn caps(&self, source: MemoryKind) -> Caps;
 
     /// Whether it can work on this machine. Bounded in time; changes nothing.
     async fn probe(&self) -> Readiness;
 
-    /// Whether this machine can read what `peer` names. Dials the peer, moves no payload.
-    async fn probe_pair(&self, peer: &Locator) -> Readiness;
+    /// Whether memory at `into`, which is this machine's, can be filled from what `peer` names. Dials the peer, moves
+    /// no payload. Bounded in time.
+    async fn probe_pair(&self, peer: &Locator, into: &Location) -> Readiness;
 
     /// Opens an endpoint.
     async fn open(&self, config: Self::Config) -> Result<Arc<dyn HandleExchange>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_that_is_not_served_is_told_what_is() {
+        const BOTH: &[(MemoryKind, MemoryKind)] =
+            &[(MemoryKind::Host, MemoryKind::Host), (MemoryKind::Gpu, MemoryKind::Gpu)];
+        let check = |from, into| check_served(TransportName::Ipc, BOTH, (from, into));
+        assert_eq!(check(MemoryKind::Gpu, MemoryKind::Gpu), Ok(()));
+        let refused = check(MemoryKind::Host, MemoryKind::Gpu).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Mismatch);
+        assert_eq!(refused.detail(), "ipc moves host to host and GPU to GPU memory, not host to GPU");
+    }
 }

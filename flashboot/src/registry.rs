@@ -1,17 +1,20 @@
 //! Transports by name: which there are, which work here, and which reaches a given peer.
 //!
 //! A backend joins by one `register` line in [`Registry::standard`]. `auto` tries imex, ipc, rdma and tcp in this
-//! order **for each pair**, says why each was passed over, and never chooses the mock.
+//! order **for each pair**, of the kinds of memory at both ends, says why each was passed over, and never chooses the mock.
 
 use crate::config::{Choice, Memory, TRANSPORTS};
 use async_trait::async_trait;
+use flashboot_backend_imex::{ImexConfig, ImexTransport};
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_core::{
-    Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Readiness, Result, Transport, TransportName,
+    Arena, Error, Export, HandleExchange, Kind, Location, Locator, MemoryKind, Mover, Readiness, Result,
+    Transport, TransportName, check_served,
 };
 use flashboot_memory::{CopyEngine, CopyEngineConfig};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+use tracing::warn;
 
 /// What any backend may want to know to open an endpoint.
 #[derive(Debug, Clone)]
@@ -20,17 +23,30 @@ pub struct Settings {
     pub sockets: PathBuf,
     /// How memory is made and how many threads copy.
     pub memory: Memory,
+    /// The GPU whose memory is to be served and filled, by UUID, PCI address or `cuda:N`; `None`: host memory.
+    pub device: Option<String>,
 }
 
 impl Settings {
     fn copying(&self) -> CopyEngineConfig {
         CopyEngineConfig { threads: self.memory.threads.and_then(|n| usize::try_from(n).ok()) }
     }
+
+    fn kind(&self) -> MemoryKind {
+        if self.device.is_some() { MemoryKind::Gpu } else { MemoryKind::Host }
+    }
 }
 
 fn ipc(settings: &Settings) -> IpcConfig {
-    IpcConfig { directory: settings.sockets.clone(), ..IpcConfig::default() }
+    IpcConfig { directory: settings.sockets.clone(), device: settings.device.clone(), ..IpcConfig::default() }
 }
+
+fn imex(settings: &Settings) -> ImexConfig {
+    let config = ImexConfig::default();
+    ImexConfig { device: settings.device.clone().unwrap_or_else(|| config.device.clone()), ..config }
+}
+
+type Pairs = [(MemoryKind, MemoryKind)];
 
 /// A transport that was not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -47,8 +63,9 @@ pub struct PassedOver {
 #[async_trait]
 trait Backend: Send + Sync + fmt::Debug {
     fn name(&self) -> TransportName;
+    fn serves(&self) -> &'static Pairs;
     async fn probe(&self) -> Readiness;
-    async fn probe_pair(&self, peer: &Locator) -> Readiness;
+    async fn probe_pair(&self, peer: &Locator, into: &Location) -> Readiness;
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn HandleExchange>>;
 }
 
@@ -69,12 +86,16 @@ impl<T: Transport> Backend for Registered<T> {
         self.transport.name()
     }
 
+    fn serves(&self) -> &'static Pairs {
+        self.transport.serves()
+    }
+
     async fn probe(&self) -> Readiness {
         self.transport.probe().await
     }
 
-    async fn probe_pair(&self, peer: &Locator) -> Readiness {
-        self.transport.probe_pair(peer).await
+    async fn probe_pair(&self, peer: &Locator, into: &Location) -> Readiness {
+        self.transport.probe_pair(peer, into).await
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn HandleExchange>> {
@@ -96,6 +117,7 @@ impl Registry {
     pub fn standard(settings: &Settings) -> Result<Self> {
         let engine = Arc::new(CopyEngine::new(&settings.copying())?);
         let mut registry = Self::default();
+        registry.register(ImexTransport::new(imex(settings)), imex);
         registry.register(IpcTransport::new(ipc(settings)).with_engine(engine), ipc);
         Ok(registry)
     }
@@ -154,6 +176,13 @@ impl Registry {
             let remedy = "choose another transport or a release that carries it";
             return Err(("is not part of this release".into(), remedy.into()));
         };
+        let kind = settings.kind();
+        if !backend.serves().iter().any(|(from, into)| *from == kind || *into == kind) {
+            let own: Vec<_> =
+                backend.serves().iter().map(|(from, into)| format!("{from} to {into}")).collect();
+            let reason = format!("moves {} memory, and the arenas are in {kind} memory", own.join(" and "));
+            return Err((reason, "choose another transport".into()));
+        }
         if let Readiness::Unavailable { reason, remedy } = backend.probe().await {
             return Err((reason, remedy));
         }
@@ -210,11 +239,33 @@ impl Endpoints {
         Self { ready: vec![Endpoint { name, exchange, backend: None }], passed: Vec::new() }
     }
 
-    /// Makes `arena` readable by every transport that is open.
+    /// Makes `arena` readable by every transport that is open and serves its memory. One that fails is logged and left
+    /// out: readers say of it that the peer does not offer it.
+    ///
+    /// # Errors
+    /// The last transport's own when none could, [`Kind::Unavailable`] when none serves this memory.
     pub async fn export(&self, arena: &Arc<dyn Arena>, timeout: Duration) -> Result<Vec<Box<dyn Export>>> {
+        let kind = arena.location().memory();
         let mut exports = Vec::new();
-        for endpoint in &self.ready {
-            exports.push(endpoint.exchange.export(Arc::clone(arena), timeout).await?);
+        let mut last = None;
+        for Endpoint { name, exchange, backend } in &self.ready {
+            if backend.as_ref().is_some_and(|b| b.serves().iter().all(|(from, _)| *from != kind)) {
+                continue;
+            }
+            match exchange.export(Arc::clone(arena), timeout).await {
+                Ok(export) => exports.push(export),
+                Err(error) => {
+                    warn!(transport = %name, %error, "cannot export; readers will use another transport");
+                    last = Some(error);
+                }
+            }
+        }
+        if exports.is_empty() {
+            return Err(last.unwrap_or_else(|| {
+                let open: Vec<_> = self.ready.iter().map(|endpoint| endpoint.name.as_str()).collect();
+                let detail = format!("none of {} serves {kind} memory", open.join(", "));
+                Error::new(Kind::Unavailable, "export", detail)
+            }));
         }
         Ok(exports)
     }
@@ -230,6 +281,7 @@ impl Endpoints {
         into: &Arc<dyn Arena>,
         timeout: Duration,
     ) -> Result<Imported> {
+        let to = into.location();
         let mut passed = self.passed.clone();
         let mut errors = Vec::new();
         for Endpoint { name, exchange, backend } in &self.ready {
@@ -240,9 +292,17 @@ impl Endpoints {
                 pass("the peer does not offer it".into(), "");
                 continue;
             };
+            if let Some(backend) = backend
+                && let Err(e) =
+                    check_served(*name, backend.serves(), (locator.location.memory(), to.memory()))
+            {
+                pass(e.detail().to_owned(), e.remedy().unwrap_or_default());
+                errors.push(e);
+                continue;
+            }
             // With nothing to fall back to, the import's own error says more than a probe's.
             if let (Some(backend), true) = (backend, self.ready.len() > 1) {
-                let probed = tokio::time::timeout(timeout, backend.probe_pair(locator)).await;
+                let probed = tokio::time::timeout(timeout, backend.probe_pair(locator, &to)).await;
                 match probed.unwrap_or(Readiness::Unavailable {
                     reason: format!("did not answer within {timeout:?}"),
                     remedy: String::new(),
@@ -276,7 +336,8 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashboot_core::Caps;
+    use flashboot_core::{ArenaSpec, Caps, Generation};
+    use flashboot_memory::{HostArena, HostArenaConfig};
 
     #[derive(Debug)]
     struct Absent(TransportName);
@@ -287,21 +348,24 @@ mod tests {
         fn name(&self) -> TransportName {
             self.0
         }
-        fn caps(&self) -> Caps {
+        fn serves(&self) -> &'static Pairs {
+            &[(MemoryKind::Host, MemoryKind::Host)]
+        }
+        fn caps(&self, _: MemoryKind) -> Caps {
             Caps {
                 revocable: false,
                 enforces_read_only: false,
                 source_can_throttle: false,
                 outlives_exporter: false,
                 poisons_context: false,
-                sources: &[],
-                destinations: &[],
+                reports_death: false,
+                closes_with_export: false,
             }
         }
         async fn probe(&self) -> Readiness {
             Readiness::Unavailable { reason: "no such card".into(), remedy: "buy one".into() }
         }
-        async fn probe_pair(&self, _: &Locator) -> Readiness {
+        async fn probe_pair(&self, _: &Locator, _: &Location) -> Readiness {
             self.probe().await
         }
         async fn open(&self, (): ()) -> Result<Arc<dyn HandleExchange>> {
@@ -310,7 +374,7 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { sockets: "/nonexistent".into(), memory: Memory::default() }
+        Settings { sockets: "/nonexistent".into(), memory: Memory::default(), device: None }
     }
 
     #[tokio::test]
@@ -325,6 +389,65 @@ mod tests {
             "no transport works on this machine (imex: is not part of this release; ipc: is not part of this \
              release; rdma: no such card; tcp: is not part of this release)"
         );
+    }
+
+    #[tokio::test]
+    async fn a_transport_of_other_memory_is_not_even_probed() {
+        let mut settings = settings();
+        let mut registry = Registry::default();
+        registry.register(ImexTransport::new(imex(&settings)), imex);
+        let e = registry.open(Choice::Only(TransportName::Imex), &[], &settings).await.unwrap_err();
+        assert_eq!(
+            e.detail(),
+            "no transport works on this machine (imex: moves GPU to GPU memory, and the arenas are in host memory)"
+        );
+        settings.device = Some("cuda:0".into());
+        let mut registry = Registry::default();
+        registry.register(Absent(TransportName::Tcp), |_| ());
+        let e = registry.open(Choice::Only(TransportName::Tcp), &[], &settings).await.unwrap_err();
+        assert!(e.detail().contains("the arenas are in GPU memory"), "{e}");
+    }
+
+    #[derive(Debug)]
+    struct Untouched;
+
+    #[async_trait]
+    impl HandleExchange for Untouched {
+        async fn export(&self, _: Arc<dyn Arena>, _: Duration) -> Result<Box<dyn Export>> {
+            Err(Error::new(Kind::Invalid, "export", "asked all the same"))
+        }
+        async fn import(&self, _: &Locator, _: Arc<dyn Arena>, _: Duration) -> Result<Box<dyn Mover>> {
+            Err(Error::new(Kind::Invalid, "import", "asked all the same"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pair_of_memories_that_is_not_served_is_passed_over_by_name() {
+        let registered = Registered { transport: Absent(TransportName::Rdma), configure: |_| () };
+        let endpoints = Endpoints {
+            ready: vec![Endpoint {
+                name: TransportName::Rdma,
+                exchange: Arc::new(Untouched),
+                backend: Some(Arc::new(registered)),
+            }],
+            passed: Vec::new(),
+        };
+        let spec = ArenaSpec { payload: 9, shards: 1 };
+        let into: Arc<dyn Arena> = HostArena::create(spec, &HostArenaConfig::default()).unwrap().0;
+        let locator = Locator {
+            transport: TransportName::Rdma,
+            generation: Generation::from_random(5),
+            payload: 9,
+            capacity: into.capacity(),
+            shards: 1,
+            location: Location::Gpu { boot_id: "b".into(), uuid: "GPU-0".into() },
+            endpoint: "anywhere".into(),
+        };
+        let e = endpoints.import(&[locator], &into, Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(e.kind(), Kind::Mismatch);
+        assert_eq!(e.detail(), "rdma moves host to host memory, not GPU to host");
+        let e = endpoints.export(&into, Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(e.detail(), "asked all the same", "host memory it serves");
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ mod bench;
 mod dependencies;
 mod fix;
 mod hygiene;
+mod ptx;
 mod shell;
 mod stage;
 mod test;
@@ -38,6 +39,8 @@ enum Verb {
     Test(test::Args),
     /// Run the benches that exist and write docs/results/foundation.md
     Bench,
+    /// Compile the hash kernel anew: cuda/kernels/blake3.ptx from blake3.cu
+    Ptx,
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Verb::Fix => fix::run(&workspace),
         Verb::Test(args) => test::run(&workspace, &args),
         Verb::Bench => bench::run(&workspace),
+        Verb::Ptx => ptx::run(&workspace),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -7,15 +7,16 @@
 mod cache;
 mod fuzz;
 mod ignored;
-mod python;
+pub(crate) mod python;
+mod stand_in;
 
 use crate::{
-    shell,
+    ptx, shell,
     stage::{Outcome, Stages},
     verify,
     workspace::Workspace,
 };
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 
 const MODELS: &str = "reference models";
@@ -37,8 +38,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     for check in &verify::CHECKS {
         stages.run(check.name, || (check.run)(workspace));
     }
-    let models = prepare_models(workspace, &mut stages);
+    let python = prepare_python(workspace, &mut stages);
+    stages.run("ptx", || {
+        ptx::check(workspace, needed(python.as_deref())?)?;
+        Ok(Outcome::Passed)
+    });
+    let models = prepare_models(workspace, python.as_deref(), &mut stages);
     run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
+    stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));
@@ -46,17 +53,25 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     Ok(stages.ok())
 }
 
-/// The folder of reference models, or `None` when a stage has said why there is none.
-fn prepare_models(workspace: &Workspace, stages: &mut Stages) -> Option<PathBuf> {
+/// The Python of the tests, or `None` when its stage has said why there is none.
+fn prepare_python(workspace: &Workspace, stages: &mut Stages) -> Option<PathBuf> {
     let mut python = None;
     stages.run("python environment", || {
         python = Some(python::interpreter(workspace)?);
         Ok(Outcome::Passed)
     });
+    python
+}
+
+fn needed(python: Option<&Path>) -> Result<&Path> {
+    python.context("there is no Python environment to do it with")
+}
+
+/// The folder of reference models, or `None` when a stage has said why there is none.
+fn prepare_models(workspace: &Workspace, python: Option<&Path>, stages: &mut Stages) -> Option<PathBuf> {
     let mut models = None;
     stages.run(MODELS, || {
-        let Some(python) = &python else { bail!("there is no Python environment to make them with") };
-        models = Some(python::reference_models(workspace, python)?);
+        models = Some(python::reference_models(workspace, needed(python)?)?);
         Ok(Outcome::Passed)
     });
     models

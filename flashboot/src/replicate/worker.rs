@@ -99,8 +99,11 @@ fn die() {
 
 async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
     let job: Arc<Job> = Arc::new(job::wait(&*board, job::JOB, JOB_WAIT).await?);
-    let settings =
-        Settings { sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(), memory: job.memory };
+    let settings = Settings {
+        sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
+        memory: job.memory,
+        device: None,
+    };
     let endpoints =
         Registry::standard(&settings)?.open(job.settings.transport, &job.settings.allow, &settings).await?;
     let clock = Clock::Host;

@@ -1,0 +1,66 @@
+//! The conformance suite on `imex`, GPU arenas, ranks as processes: on a real driver, or on the stand-in that
+//! `cargo xtask test` puts in its place. It was never run on IMEX hardware.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use async_trait::async_trait;
+use flashboot_backend_imex::{ImexConfig, ImexTransport};
+use flashboot_conformance::{Fixture, WriteAttempt};
+use flashboot_core::{
+    Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
+};
+use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device, Want};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+/// The GPU's context is made once a rank and kept, as every program does: to make one takes a driver up to a second.
+#[derive(Default)]
+struct ImexFixture(OnceLock<Result<Context>>);
+
+/// Ranks go around the GPUs that there are.
+fn context(rank: u32) -> Result<Context> {
+    let devices = Device::all()?;
+    let number = (rank as usize).checked_rem(devices.len()).unwrap_or(0);
+    Context::open(&Device::find(&format!("cuda:{number}"))?)
+}
+
+#[async_trait]
+impl Fixture for ImexFixture {
+    fn name(&self) -> &'static str {
+        "imex"
+    }
+
+    fn caps(&self) -> Caps {
+        ImexTransport::default().caps(MemoryKind::Gpu)
+    }
+
+    fn readiness(&self) -> Readiness {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(ImexTransport::default().probe())
+    }
+
+    fn arena(&self, rank: u32, spec: ArenaSpec) -> Result<Arc<dyn Arena>> {
+        let config = CudaArenaConfig { fabric: Want::Must, ..CudaArenaConfig::default() };
+        let context = self.0.get_or_init(|| context(rank)).clone()?;
+        CudaArena::create_in(&context, spec, &config).map(|(arena, _)| arena as _)
+    }
+
+    async fn open(&self, _: u32, _: &Path) -> Result<Arc<dyn HandleExchange>> {
+        ImexTransport::default().open(ImexConfig::default()).await
+    }
+
+    async fn probe_pair(&self, locator: &Locator, into: &Location) -> Readiness {
+        ImexTransport::default().probe_pair(locator, into).await
+    }
+
+    /// Nobody is stopped: a handle maps for writing too, for whoever asks the driver (rows `import-read-write` and
+    /// `import-in-two-processes` of `cuda-sim/transcript-h200.txt`). Our own importers have no call for it.
+    async fn try_write(&self, _: &Locator, _: Arc<dyn Arena>) -> WriteAttempt {
+        WriteAttempt::Written
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    flashboot_conformance::main(|| Box::new(ImexFixture::default()))
+}

@@ -1,0 +1,130 @@
+//! How the stand-in is told what to be: environment variables, read at `cuInit`.
+
+use crate::{abi::code, loud};
+use std::{env, path::PathBuf, str::FromStr};
+
+/// Variables all begin with this.
+const PREFIX: &str = "FLASHBOOT_CUDA_SIM_";
+
+/// What this process simulates.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// State that processes of one simulated host share (`DIR`).
+    pub(crate) dir: PathBuf,
+    /// Devices of the host (`DEVICES`).
+    pub(crate) devices: usize,
+    /// Bytes of each (`MEM`).
+    pub(crate) memory: usize,
+    /// Whether devices reach each other (`P2P=none`: not).
+    pub(crate) p2p: bool,
+    /// Seeds when work completes, and in which order across streams (`SEED`).
+    pub(crate) seed: u64,
+    /// Longest delay before a piece of work, in microseconds (`LATE_US`).
+    pub(crate) late_us: u64,
+    /// The answer of `cuDriverGetVersion` (`DRIVER_VERSION`).
+    pub(crate) driver_version: i32,
+    /// Modules cannot be loaded (`NO_KERNEL`).
+    pub(crate) no_kernel: bool,
+    /// Devices are MIG instances (`MIG`).
+    pub(crate) mig: bool,
+    /// `FAULTS`.
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// Something that goes wrong on demand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// `call:nth:code`: the nth call of a function in this process (from 1; `*` is every call) gives the code.
+    Call { function: String, nth: Option<u64>, code: u32 },
+    /// `poison:after=N[:code]`: after N calls this process's contexts are beyond use, with NVLINK_UNCORRECTABLE
+    /// or the code.
+    Poison { after: u64, code: u32 },
+    /// `die:device=D:after=N`: after N calls device D of the host is gone.
+    Die { device: usize, after: u64 },
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(format!("{PREFIX}{name}")).ok().filter(|value| !value.is_empty())
+}
+
+fn number<T: FromStr>(name: &str, otherwise: T) -> T {
+    variable(name).map_or(otherwise, |text| {
+        text.parse().unwrap_or_else(|_| loud::stop(&format!("{PREFIX}{name}={text:?} is not a number")))
+    })
+}
+
+/// Bytes: a number, or one with `KiB`, `MiB` or `GiB`.
+fn bytes(name: &str, otherwise: usize) -> usize {
+    let Some(text) = variable(name) else { return otherwise };
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("", 0)];
+    units
+        .iter()
+        .find_map(|(unit, shift)| Some(text.strip_suffix(unit)?.trim().parse::<usize>().ok()? << shift))
+        .unwrap_or_else(|| loud::stop(&format!("{PREFIX}{name}={text:?} is not a size")))
+}
+
+impl Config {
+    /// What the environment says.
+    pub(crate) fn read() -> Self {
+        let faults = variable("FAULTS").unwrap_or_default();
+        Self {
+            dir: variable("DIR").map_or_else(
+                || {
+                    let user = rustix::process::getuid().as_raw();
+                    env::temp_dir().join(format!("flashboot-cuda-sim-{user}"))
+                },
+                PathBuf::from,
+            ),
+            devices: number("DEVICES", 2),
+            memory: bytes("MEM", 4 << 30),
+            p2p: variable("P2P").is_none_or(|value| value != "none"),
+            seed: number("SEED", 0),
+            late_us: number("LATE_US", 500),
+            driver_version: number("DRIVER_VERSION", 13_000),
+            no_kernel: variable("NO_KERNEL").is_some(),
+            mig: variable("MIG").is_some(),
+            faults: faults.split(',').filter(|one| !one.is_empty()).map(Fault::parse).collect(),
+        }
+    }
+}
+
+impl Fault {
+    fn parse(text: &str) -> Self {
+        Self::read(text).unwrap_or_else(|| loud::stop(&format!("{PREFIX}FAULTS: {text:?} is no fault")))
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let after = |part: &str| part.strip_prefix("after=")?.parse().ok();
+        match *parts.as_slice() {
+            ["poison", n] => Some(Self::Poison { after: after(n)?, code: code::NVLINK_UNCORRECTABLE }),
+            ["poison", n, name] => Some(Self::Poison { after: after(n)?, code: code::parse(name)? }),
+            ["die", device, n] => {
+                let device = device.strip_prefix("device=")?.parse().ok()?;
+                Some(Self::Die { device, after: after(n)? })
+            }
+            [function, nth, name] if function.starts_with("cu") => {
+                let nth = if nth == "*" { None } else { Some(nth.parse().ok()?) };
+                Some(Self::Call { function: function.to_owned(), nth, code: code::parse(name)? })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_by_name_and_number() {
+        let call = |nth, code| Fault::Call { function: "cuMemCreate".into(), nth, code };
+        assert_eq!(Fault::parse("cuMemCreate:2:OUT_OF_MEMORY"), call(Some(2), 2));
+        assert_eq!(Fault::parse("cuMemCreate:*:800"), call(None, 800));
+        assert_eq!(Fault::parse("poison:after=3"), Fault::Poison { after: 3, code: 220 });
+        assert_eq!(Fault::parse("poison:after=0:CONTAINED"), Fault::Poison { after: 0, code: 721 });
+        assert_eq!(Fault::parse("die:device=1:after=0"), Fault::Die { device: 1, after: 0 });
+        assert_eq!(Fault::read("cuMemCreate:x:1"), None);
+        assert_eq!(Fault::read("nonsense"), None);
+    }
+}

@@ -1,0 +1,220 @@
+//! The process's one driver: its state, and what every call passes before it is answered.
+
+use crate::{
+    abi::code,
+    config::{Config, Fault},
+    context::Contexts,
+    device::{self, Device},
+    host::Host,
+    kernel::Modules,
+    pinned::Pins,
+    stream::Streams,
+    vmm::Vmm,
+};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    env,
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Everything after `cuInit`.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) config: &'static Config,
+    pub(crate) host: Host,
+    pub(crate) devices: Vec<Device>,
+    process: i32,
+    state: Mutex<State>,
+    /// Told whenever work was queued or done.
+    pub(crate) changed: Condvar,
+}
+
+/// What calls change.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) contexts: Contexts,
+    pub(crate) vmm: Vmm,
+    pub(crate) streams: Streams,
+    pub(crate) pins: Pins,
+    pub(crate) modules: Modules,
+}
+
+static WORLD: OnceLock<World> = OnceLock::new();
+static CALLS: Mutex<Calls> = Mutex::new(Calls { total: 0, by_function: BTreeMap::new() });
+
+struct Calls {
+    total: u64,
+    by_function: BTreeMap<&'static str, u64>,
+}
+
+thread_local! {
+    /// This thread's stack of current contexts, as ordinals.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+fn config() -> &'static Config {
+    static CONFIG: OnceLock<Config> = OnceLock::new();
+    CONFIG.get_or_init(Config::read)
+}
+
+/// A name for an object that no other object of this process ever had.
+pub(crate) fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0x5000_0000);
+    NEXT.fetch_add(64, Ordering::Relaxed)
+}
+
+/// Whether such a name was ever given.
+pub(crate) fn was_given(name: u64) -> bool {
+    let end = fresh();
+    (0x5000_0000..end).contains(&name) && name.is_multiple_of(64)
+}
+
+fn process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Counts a call and gives the fault that is due, if one is.
+fn due(function: &'static str) -> Result<(), u32> {
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    calls.total += 1;
+    let total = calls.total;
+    let count = calls.by_function.entry(function).or_default();
+    *count += 1;
+    let count = *count;
+    drop(calls);
+    for fault in &config().faults {
+        match fault {
+            Fault::Call { function: named, nth, code } => {
+                if named == function && nth.is_none_or(|nth| nth == count) {
+                    return Err(*code);
+                }
+            }
+            Fault::Poison { after, code } if total > *after => {
+                if let Some(world) = WORLD.get() {
+                    world.state().poison_all(*code);
+                }
+            }
+            Fault::Die { device, after } if total > *after => {
+                if let Some(world) = WORLD.get() {
+                    world.kill(*device);
+                }
+            }
+            Fault::Poison { .. } | Fault::Die { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+/// Answers a call that needs no initialisation.
+pub(crate) fn answer_before_init(
+    function: &'static str,
+    body: impl FnOnce(&'static Config) -> Result<(), u32>,
+) -> u32 {
+    match due(function).and_then(|()| body(config())) {
+        Ok(()) => code::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+/// Answers a call.
+pub(crate) fn answer(function: &'static str, body: impl FnOnce(&'static World) -> Result<(), u32>) -> u32 {
+    let Some(world) = WORLD.get() else { return code::NOT_INITIALIZED };
+    // Row `fork-after-init`. Before anything that another thread of the parent may have locked.
+    if world.process != process() {
+        return code::NOT_INITIALIZED;
+    }
+    match due(function).and_then(|()| body(world)) {
+        Ok(()) => code::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+/// `cuInit`.
+pub(crate) fn init(flags: u32) -> u32 {
+    if WORLD.get().is_some_and(|world| world.process != process()) {
+        return code::NOT_INITIALIZED;
+    }
+    answer_before_init("cuInit", |config| {
+        // Row `init-flags`.
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let host = Host::open(&config.dir, config.devices, config.memory);
+        let variable = env::var("CUDA_VISIBLE_DEVICES").ok();
+        let devices = device::visible(&host, config, variable.as_deref())?;
+        WORLD.get_or_init(|| World {
+            config,
+            host,
+            state: Mutex::new(State { contexts: Contexts::new(devices.len()), ..State::default() }),
+            devices,
+            process: process(),
+            changed: Condvar::new(),
+        });
+        Ok(())
+    })
+}
+
+impl World {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something changed.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A device by its ordinal (row `device-out-of-range`).
+    pub(crate) fn device(&self, ordinal: i32) -> Result<(usize, &Device), u32> {
+        let index = usize::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
+        Ok((index, self.devices.get(index).ok_or(code::INVALID_DEVICE)?))
+    }
+
+    /// The ordinal of the context current on this thread (rows `no-context`, `context-per-thread`,
+    /// `primary-released-then-used`, `poison-every-call`).
+    pub(crate) fn current(&self) -> Result<usize, u32> {
+        let top = CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(code::INVALID_CONTEXT)?;
+        self.state().contexts.usable(top)?;
+        Ok(top)
+    }
+
+    fn kill(&self, physical: usize) {
+        let mut state = self.state();
+        for (ordinal, device) in self.devices.iter().enumerate() {
+            if device.physical == physical {
+                state.contexts.kill(ordinal);
+                state.poison(ordinal, code::LAUNCH_FAILED);
+            }
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// Makes a context current on this thread.
+pub(crate) fn push(ordinal: usize) {
+    CURRENT.with_borrow_mut(|stack| stack.push(ordinal));
+}
+
+/// Takes the current one off (row `pop-empty`).
+pub(crate) fn pop() -> Result<usize, u32> {
+    CURRENT.with_borrow_mut(Vec::pop).ok_or(code::INVALID_CONTEXT)
+}
+
+impl State {
+    /// A context is beyond use: what it had queued never runs.
+    pub(crate) fn poison(&mut self, ordinal: usize, code: u32) {
+        if self.contexts.poison(ordinal, code) {
+            self.streams.abandon(ordinal);
+        }
+    }
+
+    fn poison_all(&mut self, code: u32) {
+        for ordinal in self.contexts.active() {
+            self.poison(ordinal, code);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! An arena in GPU memory: one `cuMemCreate` for payload and control block, exportable as a file descriptor and,
+//! where the machine can, as a fabric handle.
+
+mod allocate;
+
+use crate::{
+    Context, Device,
+    bounce::Bounce,
+    hash::{self, Hasher},
+    ops::{Access, handle_type},
+    vmm::Mapping,
+    words::DeviceWords,
+};
+use allocate::allocate;
+pub use allocate::{CudaArenaConfig, Dropped, Want};
+use flashboot_core::{
+    Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
+    Result, ShardId,
+    claims::{Claim, Claims},
+    control::{self, ControlBlock, Header},
+    digest::{self, Piece},
+};
+use std::{
+    any::Any,
+    fs,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How an arena was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArenaReport {
+    /// Bytes of the allocation, for the locator.
+    pub capacity: u64,
+    /// The allocation's granularity.
+    pub granularity: u64,
+    /// It can be exported as a file descriptor.
+    pub posix_fd: bool,
+    /// It can be exported as a fabric handle.
+    pub fabric: bool,
+    /// A NIC can reach it.
+    pub gpu_direct_rdma: bool,
+    /// What was left out.
+    pub dropped: Vec<Dropped>,
+    /// Time to create the memory.
+    pub create: Duration,
+    /// Time to map it and to write the control block.
+    pub map: Duration,
+}
+
+/// An arena in the memory of one GPU. The fields' order is the order of teardown: what uses the mapping first.
+#[derive(Debug)]
+pub struct CudaArena {
+    control: ControlBlock<DeviceWords>,
+    words: DeviceWords,
+    bounce: Mutex<Option<Bounce>>,
+    hasher: Hasher,
+    mapping: Mapping,
+    claims: Claims,
+    half: usize,
+    spec: ArenaSpec,
+    location: Location,
+    report: ArenaReport,
+}
+
+impl CudaArena {
+    /// Makes an arena on `device`, retired and without progress. Its payload's content is undefined until it is
+    /// written.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for impossible numbers, [`Kind::Exhausted`] when the GPU has not that much free memory, and
+    /// the driver's refusal of what [`Want::Must`] be had.
+    pub fn create(
+        device: &Device,
+        spec: ArenaSpec,
+        config: &CudaArenaConfig,
+    ) -> Result<(Arc<Self>, ArenaReport)> {
+        Self::create_in(&Context::open(device)?, spec, config)
+    }
+
+    /// The same in a context at hand.
+    pub fn create_in(
+        context: &Context,
+        spec: ArenaSpec,
+        config: &CudaArenaConfig,
+    ) -> Result<(Arc<Self>, ArenaReport)> {
+        let began = Instant::now();
+        let needed = needed(spec)?;
+        let mut dropped = Vec::new();
+        let (memory, kind, granularity, capacity) = allocate(context, needed, config, &mut dropped)?;
+        let create = began.elapsed();
+        let mapping = Mapping::new(memory, Access::ReadWrite)?;
+        let offset = control_offset(spec.payload)?;
+        let at = mapping.range("control block", offset, control::size(spec.shards))?;
+        let words = DeviceWords::new(context, at, control::size(spec.shards))?;
+        let header = Header { shards: spec.shards, payload: spec.payload };
+        let control = ControlBlock::initialise(words.clone(), header);
+        words.check()?;
+        let report = ArenaReport {
+            capacity,
+            granularity,
+            posix_fd: kind.handle_types & handle_type::POSIX_FD != 0,
+            fabric: kind.handle_types & handle_type::FABRIC != 0,
+            gpu_direct_rdma: kind.gpu_direct_rdma,
+            dropped,
+            create,
+            map: began.elapsed().saturating_sub(create),
+        };
+        let arena = Self {
+            control,
+            words,
+            bounce: Mutex::new(None),
+            hasher: Hasher::new(context),
+            mapping,
+            claims: Claims::default(),
+            half: (config.bounce / 2).clamp(4 << 10, 512 << 20).next_power_of_two(),
+            spec,
+            location: Location::Gpu { boot_id: boot_id()?, uuid: context.device().uuid().to_owned() },
+            report: report.clone(),
+        };
+        Ok((Arc::new(arena), report))
+    }
+
+    /// `arena` as what it is, if it is one of these.
+    pub fn from_arena(arena: &Arc<dyn Arena>) -> Option<Arc<Self>> {
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
+        any.downcast().ok()
+    }
+
+    /// The context it lives in.
+    pub fn context(&self) -> &Context {
+        self.mapping.context()
+    }
+
+    /// How it was made.
+    pub fn report(&self) -> &ArenaReport {
+        &self.report
+    }
+
+    /// The address of its first byte, for kernels and frameworks in this process.
+    pub fn device_address(&self) -> u64 {
+        self.mapping.at()
+    }
+
+    /// A descriptor for a reader on this host. It is a **write** capability, and keeps the memory until it and
+    /// everything imported from it are gone.
+    pub fn export_fd(&self) -> Result<OwnedFd> {
+        if !self.report.posix_fd {
+            return Err(self.without("POSIX_FD"));
+        }
+        self.mapping.memory().export_fd()
+    }
+
+    /// A handle for readers in the same NVLink domain. It is a **write** capability.
+    pub fn export_fabric(&self) -> Result<Box<[u8; 64]>> {
+        if !self.report.fabric {
+            return Err(self.without("FABRIC"));
+        }
+        self.mapping.memory().export_fabric()
+    }
+
+    /// The whole allocation as a dma-buf, for a NIC's driver.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where the GPU or the host's kernel has none.
+    pub fn dma_buf(&self) -> Result<OwnedFd> {
+        if !self.context().device().features().dma_buf {
+            return Err(Error::new(Kind::Unavailable, "dma-buf", "this GPU's driver exports no dma-buf")
+                .with_remedy("use the open kernel modules on Linux 5.12 or later, or nvidia-peermem"));
+        }
+        self.mapping.dma_buf()
+    }
+
+    /// The values of the blocks of `range`, found on the GPU, or through the host where the kernel does not work.
+    /// Blocks until they are there.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a range that is no whole blocks, [`Kind::Busy`] while a pull owns a byte of it.
+    pub fn digests(&self, range: ByteRange, block: u64) -> Result<Vec<BlockDigest>> {
+        hash::check_blocks(self.spec.payload, range, block)?;
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.with_bounce(|bounce| {
+            let _claim = self.claims.claim(range)?;
+            let at = self.mapping.at();
+            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+            let launched =
+                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
+            match launched {
+                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
+                None => self.digests_through(bounce, range, block),
+            }
+        })
+    }
+
+    /// Why verification goes through the host; `None` while the GPU does it.
+    pub fn hash_fallback(&self) -> Option<&Error> {
+        self.hasher.refused()
+    }
+
+    pub(crate) fn hasher(&self) -> &Hasher {
+        &self.hasher
+    }
+
+    pub(crate) fn claim(&self, range: ByteRange) -> Result<Claim> {
+        self.inside("pull", range)?;
+        self.words.check()?;
+        self.claims.claim(range)
+    }
+
+    /// Hashes through the host a range that the caller has claimed.
+    pub(crate) fn digests_on_host(&self, range: ByteRange, block: u64) -> Result<Vec<BlockDigest>> {
+        self.with_bounce(|bounce| self.digests_through(bounce, range, block))
+    }
+
+    fn digests_through(&self, bounce: &mut Bounce, range: ByteRange, block: u64) -> Result<Vec<BlockDigest>> {
+        let payload = self.spec.payload;
+        let mut digests = Vec::new();
+        let mut start = range.start;
+        while start < range.end {
+            let whole = ByteRange::new(start, start.saturating_add(block).min(range.end));
+            let mut pieces: Vec<Piece> = Vec::new();
+            let step = usize::try_from(block).map_or(self.half, |block| block.min(self.half));
+            let mut at = start;
+            let from = self.mapping.range("hash", start, whole.len())?;
+            // SAFETY: the range is inside the mapping, which `self` keeps.
+            unsafe {
+                bounce.download(from, whole.len(), step, |bytes| {
+                    pieces.push(digest::piece(payload, at, bytes));
+                    at += bytes.len() as u64;
+                })
+            }?;
+            digests.extend(digest::merge(payload, whole, &pieces));
+            start = whole.end;
+        }
+        Ok(digests)
+    }
+
+    fn with_bounce<T>(&self, work: impl FnOnce(&mut Bounce) -> Result<T>) -> Result<T> {
+        let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        if bounce.is_none() {
+            *bounce = Some(Bounce::new(self.context(), self.half)?);
+        }
+        match &mut *bounce {
+            Some(bounce) => work(bounce),
+            None => Err(Error::new(Kind::Exhausted, "bounce", "no pinned memory")),
+        }
+    }
+
+    /// The address of payload bytes.
+    pub(crate) fn inside(&self, op: &'static str, range: ByteRange) -> Result<u64> {
+        if range.end > self.spec.payload {
+            return Err(Error::new(
+                Kind::Invalid,
+                op,
+                format!("bytes {range} of a payload of {} bytes", self.spec.payload),
+            ));
+        }
+        Ok(self.mapping.at() + range.start)
+    }
+
+    fn without(&self, what: &'static str) -> Error {
+        let reason = self.report.dropped.iter().find(|dropped| dropped.what == what);
+        let reason = reason.map_or("it was not asked for", |dropped| &dropped.reason);
+        Error::new(Kind::Unavailable, "export", format!("the arena has no {what} handle: {reason}"))
+    }
+}
+
+fn range_of(op: &'static str, offset: u64, len: usize) -> Result<ByteRange> {
+    let end = offset.checked_add(len as u64);
+    end.map(|end| ByteRange::new(offset, end))
+        .ok_or_else(|| Error::new(Kind::Invalid, op, format!("{len} bytes from {offset} on end past 2^64")))
+}
+
+// SAFETY: the mapping lives until the value is dropped, at one address with the length of `capacity`; the control
+// block begins past the payload (`control::offset`); other processes get the memory only through exports, whose
+// importers map it read-only (FACTS: a handle is a write capability, so this rests on who is given one); and every
+// method's range is checked against the payload.
+unsafe impl Arena for CudaArena {
+    fn payload(&self) -> u64 {
+        self.spec.payload
+    }
+
+    fn capacity(&self) -> u64 {
+        self.mapping.size()
+    }
+
+    fn shards(&self) -> u32 {
+        self.spec.shards
+    }
+
+    fn location(&self) -> Location {
+        self.location.clone()
+    }
+
+    fn copy_in(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let range = range_of("copy in", offset, from.len())?;
+        let to = self.inside("copy in", range)?;
+        self.words.check()?;
+        self.with_bounce(|bounce| {
+            let _claim = self.claims.claim(range)?;
+            // SAFETY: the range is inside the mapping, and ours by the claim.
+            unsafe { bounce.upload(to, from) }
+        })
+    }
+
+    fn copy_out(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        let range = range_of("copy out", offset, to.len())?;
+        let from = self.inside("copy out", range)?;
+        self.with_bounce(|bounce| {
+            let _claim = self.claims.claim(range)?;
+            let mut left = &mut *to;
+            // SAFETY: the range is inside the mapping.
+            unsafe {
+                bounce.download(from, range.len(), self.half, |bytes| {
+                    let (part, rest) = std::mem::take(&mut left).split_at_mut(bytes.len());
+                    part.copy_from_slice(bytes);
+                    left = rest;
+                })
+            }
+        })
+    }
+
+    fn fill(&self, range: ByteRange, byte: u8) -> Result<()> {
+        let at = self.inside("fill", range)?;
+        self.words.check()?;
+        self.with_bounce(|bounce| {
+            let _claim = self.claims.claim(range)?;
+            // SAFETY: the range is inside the mapping, and ours by the claim.
+            unsafe { bounce.fill(at, range.len(), byte) }
+        })
+    }
+
+    fn retire(&self) {
+        self.control.retire();
+    }
+
+    fn begin(&self, generation: Generation) {
+        self.control.begin(generation);
+    }
+
+    fn publish(&self, shard: ShardId, bytes: u64) -> Result<()> {
+        self.words.check()?;
+        self.control.publish(shard, bytes)?;
+        self.words.check()
+    }
+
+    fn observe(&self, shard: ShardId) -> Observed {
+        self.control.observe(shard)
+    }
+}
+
+fn control_offset(payload: u64) -> Result<u64> {
+    control::offset(payload)
+        .ok_or_else(|| Error::new(Kind::Invalid, "arena", format!("a payload of {payload} bytes")))
+}
+
+/// Bytes of payload, padding and control block.
+fn needed(spec: ArenaSpec) -> Result<u64> {
+    if spec.shards == 0 || spec.shards > MAX_SHARDS {
+        return Err(Error::new(
+            Kind::Invalid,
+            "arena",
+            format!("{} shards: between 1 and {MAX_SHARDS} are possible", spec.shards),
+        ));
+    }
+    let end = control_offset(spec.payload)?.checked_add(control::size(spec.shards));
+    end.ok_or_else(|| Error::new(Kind::Invalid, "arena", format!("a payload of {} bytes", spec.payload)))
+}
+
+fn boot_id() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path)
+        .map_err(|e| Error::new(Kind::Io, "read", format!("cannot read {path}: {e}")))?;
+    Ok(text.trim().to_owned())
+}

@@ -1,0 +1,314 @@
+//! The mover that `ipc` and `imex` share: the copy engine of the clone's GPU reads a peer's mapping into the clone's
+//! arena, and the hash kernel checks what landed.
+//!
+//! Two streams a hop: chunk k+1 is copied while chunk k is hashed. Nothing is ever queued that waits for the peer:
+//! its words are polled from the host. A pull owns its claim, the import and the arena until the GPU has passed its
+//! last mark, whoever is still interested; a thread of the hop's own waits for that and drops them.
+
+mod look;
+mod pull;
+
+use crate::{
+    Context, CudaArena, Import,
+    hash::{self, Launched},
+    stream::{Event, Pool, Stream},
+};
+use async_trait::async_trait;
+use flashboot_core::{
+    Arena as _, BlockDigest, ByteRange, Error, Generation, InFlight, Kind, Landed, Mover, Observed, Pull,
+    Result, ShardId, control,
+};
+pub(crate) use look::Looks;
+use look::Watch;
+use pull::{CudaInFlight, Fence, Job, Marks, Pace};
+use std::{
+    fmt,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+
+/// What the transport knows of the source beside its memory.
+pub trait SourceAlive: Send + Sync + fmt::Debug {
+    /// [`Kind::SourceLost`], with what was seen, once the source is known to be gone. Called often, on any thread:
+    /// return at once.
+    fn check(&self) -> Result<()>;
+}
+
+/// A source of which nothing is known but its memory (`imex`: it shows by standing still, or by a sticky error).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NotKnown;
+
+impl SourceAlive for NotKnown {
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// How a hop waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoverConfig {
+    /// Between the first two looks at a word that is not there yet. It doubles from look to look.
+    pub first_pause: Duration,
+    /// The longest time between two looks.
+    pub longest_pause: Duration,
+    /// How long the hop's thread asks for the end of a pull before it sleeps until the GPU interrupts; it begins to
+    /// half as long before it expects the end, from how long the last pull took.
+    pub spin: Duration,
+}
+
+impl Default for MoverConfig {
+    fn default() -> Self {
+        Self {
+            first_pause: Duration::from_micros(20),
+            longest_pause: Duration::from_micros(250),
+            spin: Duration::from_micros(200),
+        }
+    }
+}
+
+/// One hop.
+#[derive(Debug)]
+pub struct CudaMover {
+    /// Dropped before `hop`, so that the thread, which then ends, is the last to hold it and unmaps.
+    jobs: mpsc::Sender<Job>,
+    hop: Arc<Hop>,
+}
+
+/// What pulls, looks and the hop's thread share. Streams first: they go before what they use.
+#[derive(Debug)]
+pub(crate) struct Hop {
+    copy: Stream,
+    hash: Stream,
+    looks: Looks,
+    events: Pool<Event>,
+    import: Import,
+    into: Arc<CudaArena>,
+    alive: Arc<dyn SourceAlive>,
+    config: MoverConfig,
+}
+
+impl CudaMover {
+    /// Opens a hop from `import` into `into`, after checking the source's control block. Blocks for some 0.1 ms.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] when the two are not of one size or GPU, [`Kind::Corrupt`] when there is no control
+    /// block, [`Kind::StaleGeneration`] when it names another filling than the locator.
+    pub fn open(
+        import: Import,
+        into: Arc<CudaArena>,
+        alive: Arc<dyn SourceAlive>,
+        config: MoverConfig,
+    ) -> Result<Self> {
+        if import.payload() != into.payload() || import.shards() != into.shards() {
+            return Err(Error::new(
+                Kind::Mismatch,
+                "import",
+                format!(
+                    "the source has {} bytes in {} shards, the arena {} bytes in {} shards",
+                    import.payload(),
+                    import.shards(),
+                    into.payload(),
+                    into.shards()
+                ),
+            ));
+        }
+        if !import.context().is(into.context()) {
+            return Err(Error::new(
+                Kind::Mismatch,
+                "import",
+                format!(
+                    "the source is mapped on GPU {}, the arena is on GPU {}",
+                    import.context().device().uuid(),
+                    into.context().device().uuid()
+                ),
+            )
+            .with_remedy("import a source on the GPU that its bytes go to"));
+        }
+        let context = into.context().clone();
+        let looks = Looks::new(&import)?;
+        looks.check_header(&import)?;
+        let hop = Arc::new(Hop {
+            copy: Stream::new(&context)?,
+            hash: Stream::new(&context)?,
+            looks,
+            events: Pool::default(),
+            import,
+            into,
+            alive,
+            config,
+        });
+        // The first pull shall not wait for the kernel to be compiled. A refusal is told when it matters.
+        let _ = context.kernel();
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let of_thread = Arc::clone(&hop);
+        thread::Builder::new()
+            .name("flashboot-hop".to_owned())
+            .spawn(move || {
+                let mut pace = Pace::default();
+                for job in queue {
+                    job.finish(&mut pace);
+                }
+                drop(of_thread);
+            })
+            .map_err(|e| {
+                Error::new(Kind::Exhausted, "thread", format!("cannot start a hop's thread: {e}"))
+            })?;
+        Ok(Self { jobs, hop })
+    }
+
+    /// Copies `range` in pieces of `chunk` bytes queued at once, without hashing, and gives the time the GPU took: the
+    /// limit that a hop's speed is measured against. Blocks.
+    ///
+    /// # Errors
+    /// As for [`start`](Mover::start).
+    pub fn measure_raw(&self, range: ByteRange, chunk: u64) -> Result<Duration> {
+        let hop = &self.hop;
+        let to = hop.into.inside("pull", range)?;
+        let claim = hop.into.claim(range)?;
+        let (begin, end) = (Event::timed(hop.context())?, Event::timed(hop.context())?);
+        // Dropped at the end of every path: waits for what was queued.
+        let fence = Fence::new(Arc::clone(hop), claim);
+        begin.record(&hop.copy)?;
+        let mut at = 0;
+        while at < range.len() {
+            let size = chunk.max(1).min(range.len() - at);
+            let start = range.start + at;
+            hop.queue_copy(ByteRange::new(start, start + size), to + at)?;
+            at += size;
+        }
+        end.record(&hop.copy)?;
+        drop(fence);
+        end.elapsed_since(&begin)
+    }
+
+    /// Why this hop verifies through the host; `None` while the GPU does it.
+    pub fn hash_fallback(&self) -> Option<Error> {
+        self.hop.into.hash_fallback().cloned()
+    }
+}
+
+impl Hop {
+    fn context(&self) -> &Context {
+        self.into.context()
+    }
+
+    fn queue_copy(&self, range: ByteRange, to: u64) -> Result<()> {
+        let from = self.import.at() + range.start;
+        self.context().call(|ops| {
+            // SAFETY: both ranges lie inside payloads of one length, checked; the caller's fence keeps both
+            // mappings, and the claim everyone else off the destination, until the stream has passed.
+            unsafe { ops.copy_dtod(to, from, range.len(), self.copy.object()) }
+        })
+    }
+
+    /// One pull's work and its last mark, in the order it is queued. Whatever fails, what was queued before it is
+    /// under way.
+    fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
+        self.queue_copy(pull.range, to)?;
+        let Some((block, copied)) = pull.hash.zip(marks.copied.as_deref()) else {
+            return marks.end.record(&self.copy).map(|()| None);
+        };
+        self.context().call(|ops| {
+            copied.record_with(ops, &self.copy)?;
+            ops.stream_wait_event(self.hash.object(), copied.object())
+        })?;
+        let data = self.into.inside("hash", ByteRange::new(0, 0))?;
+        let payload = self.into.payload();
+        // SAFETY: as above; the hash stream waits for the copy.
+        let launched = unsafe { self.into.hasher().launch(&self.hash, data, payload, pull.range, block) }?;
+        marks.end.record(&self.hash)?;
+        Ok(launched)
+    }
+}
+
+#[async_trait]
+impl Mover for CudaMover {
+    fn generation(&self) -> Generation {
+        self.hop.import.generation()
+    }
+
+    async fn observe(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Observed> {
+        let until = Instant::now().checked_add(wait);
+        // Before the look, so that the last word of a source that has just died counts.
+        let alive = self.hop.alive.check();
+        // Some 10 µs: shorter than handing it to a thread.
+        let look = match self.hop.look(shard)?.poll()? {
+            Ok(seen) => seen,
+            // The link is slow to answer; not on this thread.
+            Err(late) => blocking(move || late.wait()).await??,
+        };
+        if let Some(answer) = self.hop.answer(look, at_least, alive) {
+            return answer;
+        }
+        if wait.is_zero() {
+            return Ok(look);
+        }
+        let watch = Watch::new(Arc::clone(&self.hop), shard, at_least, until);
+        let _ends_with_us = watch.guard();
+        blocking(move || watch.run()).await?
+    }
+
+    fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
+        let hop = &self.hop;
+        if let Some(lost) = hop.context().lost() {
+            return Err(lost);
+        }
+        if let Some(block) = pull.hash {
+            hash::check_blocks(hop.into.payload(), pull.range, block)?;
+        }
+        let to = hop.into.inside("pull", pull.range)?;
+        let claim = hop.into.claim(pull.range)?;
+        let (tell, result) = oneshot::channel();
+        let started = Instant::now();
+        if pull.range.is_empty() {
+            drop(claim);
+            let _ = tell.send(Ok(Landed::default()));
+            return Ok(Box::new(CudaInFlight::new(result)));
+        }
+        let event = || hop.events.take(|_| true, || Event::new(hop.context()));
+        let copied = if pull.hash.is_some() { Some(event()?) } else { None };
+        let marks = Marks { copied, end: event()? };
+        let mut fence = Fence::new(Arc::clone(hop), claim);
+        let queued = hop.queue(pull, to, &marks);
+        if queued.is_ok() {
+            fence.ends_with(marks);
+        }
+        let job = Job { started, fence, pull, queued, tell };
+        if let Err(mpsc::SendError(job)) = self.jobs.send(job) {
+            // The thread is gone: wait here rather than let go of memory that is being written.
+            job.finish(&mut Pace::default());
+        }
+        Ok(Box::new(CudaInFlight::new(result)))
+    }
+}
+
+/// Runs what may block on a thread that may.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Error::new(Kind::Cancelled, "observe", "the runtime ended under the look"))
+}
+
+impl Hop {
+    /// What one look means to who waits for `at_least`; `None`: go on looking.
+    fn answer(&self, seen: Observed, at_least: u64, alive: Result<()>) -> Option<Result<Observed>> {
+        if seen.generation != Some(self.import.generation()) || seen.progress >= at_least {
+            return Some(Ok(seen));
+        }
+        alive.err().map(Err)
+    }
+
+    /// The digests of a pull that has landed.
+    fn digests(&self, pull: Pull, launched: Option<Launched>) -> Result<Vec<BlockDigest>> {
+        match (pull.hash, launched) {
+            (None, _) => Ok(Vec::new()),
+            (Some(_), Some(launched)) => Ok(launched.digests()),
+            (Some(block), None) => self.into.digests_on_host(pull.range, block),
+        }
+    }
+}
+
+/// Words of the control block that a look reads.
+pub(crate) const GENERATION: u64 = control::generation_offset();

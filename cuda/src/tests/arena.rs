@@ -1,0 +1,179 @@
+//! What arenas promise: sizes, fall-backs, bytes and digests.
+
+use super::*;
+
+#[test]
+fn without_an_imex_channel_fabric_is_dropped_and_the_reason_told() {
+    let fake = Fake::new();
+    fake.refuse_fabric();
+    let (arena, report) =
+        CudaArena::create_in(&fake.context(), spec(1000), &CudaArenaConfig::default()).unwrap();
+    assert!(report.posix_fd && report.gpu_direct_rdma && !report.fabric);
+    assert_eq!(report.dropped.len(), 1);
+    assert_eq!(report.dropped[0].what, "FABRIC");
+    assert!(report.dropped[0].reason.contains("NOT_PERMITTED"), "{report:?}");
+    let refused = arena.export_fabric().unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unavailable);
+    assert!(refused.detail().contains("NOT_PERMITTED"), "{refused}");
+    let must = CudaArenaConfig { fabric: Want::Must, ..CudaArenaConfig::default() };
+    let refused = CudaArena::create_in(&fake.context(), spec(1000), &must).unwrap_err();
+    assert_eq!((refused.kind(), refused.op()), (Kind::Permission, "cuMemCreate"));
+    assert_eq!(refused.code(), Some(Code::Cuda(code::NOT_PERMITTED)));
+}
+
+#[test]
+fn what_the_device_does_not_claim_is_not_asked_for() {
+    let fake = Fake::with_devices(vec![FakeDevice { without: vec![128, 110], ..FakeDevice::default() }]);
+    let (_, report) = CudaArena::create_in(&fake.context(), spec(1000), &CudaArenaConfig::default()).unwrap();
+    let dropped: Vec<_> = report.dropped.iter().map(|d| d.what).collect();
+    assert_eq!(dropped, ["FABRIC", "gpuDirectRDMACapable"]);
+    let must = CudaArenaConfig { gpu_direct_rdma: Want::Must, ..CudaArenaConfig::default() };
+    let refused = CudaArena::create_in(&fake.context(), spec(1000), &must).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unavailable);
+}
+
+#[test]
+fn too_large_an_arena_is_told_with_what_is_free() {
+    let fake = Fake::new();
+    let refused =
+        CudaArena::create_in(&fake.context(), spec(2 << 30), &CudaArenaConfig::default()).unwrap_err();
+    assert_eq!((refused.kind(), refused.op()), (Kind::Exhausted, "cuMemCreate"));
+    assert!(refused.detail().contains("536870912 are free"), "{refused}");
+    assert_eq!(fake.calls().iter().filter(|c| **c == "cuMemCreate").count(), 1, "nothing lesser is tried");
+    for impossible in [spec(u64::MAX), spec(u64::MAX - (1 << 20)), ArenaSpec { payload: 1, shards: 0 }] {
+        let refused =
+            CudaArena::create_in(&fake.context(), impossible, &CudaArenaConfig::default()).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Invalid);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn an_allocation_is_the_payload_rounded_up_and_at_most_one_granule_more(
+        payload in 0u64..20_000_000, shards in 1u32..=4096,
+    ) {
+        let fake = Fake::new();
+        let spec = ArenaSpec { payload, shards };
+        let (arena, report) = CudaArena::create_in(&fake.context(), spec, &CudaArenaConfig::default()).unwrap();
+        let rounded = payload.next_multiple_of(GRANULE);
+        prop_assert!(report.capacity.is_multiple_of(GRANULE));
+        prop_assert!(report.capacity >= rounded && report.capacity <= rounded + GRANULE);
+        prop_assert_eq!(arena.capacity(), report.capacity);
+    }
+
+    #[test]
+    fn bytes_go_in_and_come_out_and_digests_are_the_hosts(
+        payload in 1u64..3_000_000, log_block in 10u32..23, seed: u64, cut in 0.0f64..1.0,
+    ) {
+        let fake = Fake::new();
+        let config = CudaArenaConfig { bounce: 64 << 10, ..CudaArenaConfig::default() };
+        let (arena, _) = CudaArena::create_in(&fake.context(), spec(payload), &config).unwrap();
+        let bytes = pattern(payload, seed);
+        arena.copy_in(0, &bytes).unwrap();
+        let from = (cut * payload as f64) as usize;
+        let mut back = vec![0; bytes.len() - from];
+        arena.copy_out(from as u64, &mut back).unwrap();
+        prop_assert!(back == bytes[from..]);
+        let block = 1 << log_block;
+        let all = expected(&bytes, block);
+        prop_assert_eq!(&arena.digests(ByteRange::new(0, payload), block).unwrap(), &all);
+        let skip = all.len() / 2;
+        let half = ByteRange::new(skip as u64 * block, payload);
+        prop_assert_eq!(&arena.digests(half, block).unwrap()[..], &all[skip..]);
+        prop_assert!(arena.hash_fallback().is_none());
+        // The same through the host.
+        prop_assert_eq!(&arena.digests_on_host(half, block).unwrap()[..], &all[skip..]);
+    }
+}
+
+#[test]
+fn a_refused_kernel_is_made_up_for_by_the_host_and_told() {
+    for call in ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"] {
+        let fake = Fake::new();
+        let context = fake.context();
+        let arena = arena(&context, 100_000);
+        let bytes = pattern(100_000, 5);
+        arena.copy_in(0, &bytes).unwrap();
+        fake.fail_call(call, 0, code::UNSUPPORTED_PTX_VERSION);
+        let found = arena.digests(ByteRange::new(0, 100_000), BLOCK).unwrap();
+        assert_eq!(found, expected(&bytes, BLOCK));
+        let told = arena.hash_fallback().unwrap();
+        assert_eq!((told.op(), told.code()), (call, Some(Code::Cuda(code::UNSUPPORTED_PTX_VERSION))));
+        drop((arena, context));
+        assert_eq!(fake.leaks(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn bytes_outside_the_payload_are_refused() {
+    let arena = arena(&Fake::new().context(), 1000);
+    assert_eq!(arena.copy_in(999, &[0; 2]).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(arena.copy_in(u64::MAX, &[0; 2]).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(arena.copy_out(1001, &mut []).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(arena.fill(ByteRange::new(0, 1001), 0).unwrap_err().kind(), Kind::Invalid);
+    arena.copy_in(1000, &[]).unwrap();
+}
+
+#[test]
+fn a_control_word_that_does_not_reach_the_gpu_ends_the_arenas_use() {
+    let fake = Fake::new();
+    let arena = arena(&fake.context(), 1000);
+    arena.begin(Generation::from_random(5));
+    fake.fail_call("cuMemcpyHtoDAsync", 0, code::INVALID_VALUE);
+    assert_eq!(arena.publish(ShardId(0), 10).unwrap_err().op(), "cuMemcpyHtoDAsync");
+    assert_eq!(arena.observe(ShardId(0)).progress, 0, "nothing is published that peers cannot see");
+    assert!(arena.copy_in(0, &[1]).is_err());
+    assert!(arena.publish(ShardId(0), 20).is_err());
+}
+
+#[test]
+fn an_empty_payload_is_an_arena_too() {
+    let fake = Fake::new();
+    let (_source, into, mover) = hop(&fake.context(), 0, Arc::new(NotKnown)).unwrap();
+    let landed = runtime().block_on(async {
+        mover.start(Pull { range: ByteRange::new(0, 0), hash: Some(1 << 24) }).unwrap().quiesced().await
+    });
+    assert_eq!(landed.unwrap().digests, []);
+    assert_eq!(into.digests(ByteRange::new(0, 0), 1024).unwrap(), []);
+}
+
+#[test]
+fn an_arena_is_recognised_behind_the_contract() {
+    let arena: Arc<dyn Arena> = arena(&Fake::new().context(), 1000);
+    assert!(CudaArena::from_arena(&arena).is_some());
+    assert!(matches!(arena.location(), Location::Gpu { uuid, .. } if uuid.starts_with("GPU-0707")));
+}
+
+#[test]
+fn an_upload_owns_its_range_and_lands() {
+    let fake = Fake::new();
+    let context = fake.context();
+    let arena = arena(&context, 10_000);
+    let stream = Arc::new(Stream::new(&context).unwrap());
+    let mut pinned = Pinned::new(&context, 5000).unwrap();
+    pinned.as_mut_slice().copy_from_slice(&pattern(5000, 3));
+    let host = HostBytes::Pinned(Arc::new(pinned));
+    fake.hold();
+    let upload = arena.upload(&stream, 100, &host, 1000, 4000).unwrap();
+    assert!(!upload.is_done().unwrap());
+    assert_eq!(arena.upload(&stream, 0, &host, 0, 101).unwrap_err().kind(), Kind::Busy);
+    fake.release();
+    upload.wait().unwrap();
+    let mut back = vec![0; 4000];
+    arena.copy_out(100, &mut back).unwrap();
+    assert_eq!(back, pattern(5000, 3)[1000..]);
+    for (offset, at, len) in [(9_999, 0, 2), (0, 4000, 1001), (u64::MAX, 0, 1), (0, usize::MAX, 2)] {
+        assert_eq!(arena.upload(&stream, offset, &host, at, len).unwrap_err().kind(), Kind::Invalid);
+    }
+    let other = Arc::new(Stream::new(&Fake::new().context()).unwrap());
+    assert_eq!(arena.upload(&other, 0, &host, 0, 1).unwrap_err().kind(), Kind::Invalid);
+}
+
+#[test]
+fn every_failure_asked_for_happens() {
+    let fake = Fake::new();
+    fake.fail_call("cuStreamCreate", 0, code::OUT_OF_MEMORY);
+    assert_eq!(Stream::new(&fake.context()).unwrap_err().kind(), Kind::Exhausted);
+    assert!(fake.failed());
+}
