@@ -52,8 +52,10 @@ fn a_path_that_is_not_utf8_is_no_failure() {
     let output = place.flashboot(&["pack", "m", "--json", "-o"]).arg(name).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", common::said(&output));
     assert_eq!(common::object(&output)["image"], "im\u{fffd}age");
-    let output = place.flashboot(&["inspect", "--json"]).arg(name).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", common::said(&output));
+    for verb in ["inspect", "verify", "replicate"] {
+        let output = place.flashboot(&[verb, "--json"]).arg(name).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{verb}: {}", common::said(&output));
+    }
 }
 
 #[test]
