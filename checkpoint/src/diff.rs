@@ -70,9 +70,8 @@ pub enum DifferenceKind {
     },
 }
 
-/// Compares what `a` and `b` hold. Two images of one id are equal without a look at their payloads: use `verify`
-/// to know that a payload is what its image says. An image whose bytes differ is verified: damage is
-/// [`Error::BadBlock`], no difference.
+/// Compares what `a` and `b` hold. Images of one id, and an image whose bytes differ, are verified: damage is
+/// [`Error::BadBlock`], no difference, and never equal.
 pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     let (a, b) = (Opened::open(a, options)?, Opened::open(b, options)?);
     let (side_a, side_b) = (Side::new(&a)?, Side::new(&b)?);
@@ -86,6 +85,8 @@ pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     if let (Opened::Image(a), Opened::Image(b)) = (&a, &b)
         && a.id() == b.id()
     {
+        refuse_damaged(a)?;
+        refuse_damaged(b)?;
         return Ok(report);
     }
     for (name, one) in &side_a.entries {
@@ -100,15 +101,17 @@ pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     }
     if report.differences.iter().any(|d| matches!(d.what, DifferenceKind::Bytes { .. })) {
         // Bytes that an image has not got right are damage, no difference between two models.
-        refuse_damaged(&a)?;
-        refuse_damaged(&b)?;
+        for opened in [&a, &b] {
+            if let Opened::Image(image) = opened {
+                refuse_damaged(image)?;
+            }
+        }
     }
     report.differences.sort_by(|x, y| flashboot_core::layout::natural_order(&x.tensor, &y.tensor));
     Ok(report)
 }
 
-fn refuse_damaged(opened: &Opened) -> Result<()> {
-    let Opened::Image(image) = opened else { return Ok(()) };
+fn refuse_damaged(image: &Image) -> Result<()> {
     let report = verify(image, &VerifyOptions::default(), &())?;
     for (found, rank) in report.ranks.iter().zip(image.files()) {
         if let Some(&block) = found.bad_blocks.first() {

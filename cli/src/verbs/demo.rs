@@ -1,17 +1,12 @@
 //! `flashboot demo`: everything, on a real model.
 
 use super::{inspect, open_options, pack, replicate, unpack, verify};
-use crate::{
-    demo::{fetch, scratch::Scratch},
-    exit::Failure,
-    human,
-    output::Output,
-    progress::Bar,
-};
+use crate::{demo::fetch, exit::Failure, human, output::Output, progress::Bar};
 use clap::Args;
 use flashboot::{
     config::{Chunk, Config, Topology},
     replicate::{Outcome, Report},
+    scratch::Scratch,
 };
 use flashboot_checkpoint::{
     Checkpoint, DiffReport, Image, Inspection, PackOptions, PackReport, UnpackOptions, UnpackReport,

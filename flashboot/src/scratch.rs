@@ -5,9 +5,9 @@
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::Path,
 };
 use tempfile::TempDir;
@@ -18,17 +18,25 @@ const RANDOM: usize = 6;
 
 /// The directory; removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     dir: TempDir,
     /// Holds the lock; dropped last.
     _lock: File,
 }
 
 impl Scratch {
-    /// Removes what dead owners left in `parent`, and makes a directory of its own there.
-    pub(crate) fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
+    /// Removes what dead owners left in `parent`, and makes a directory of its own there, of mode 0700: `prefix` and
+    /// six random letters and digits. Blocks.
+    ///
+    /// # Errors
+    /// The system's own, of the new directory; what cannot be removed stays without a word.
+    pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
         sweep(parent, prefix);
-        let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(RANDOM).tempdir_in(parent)?;
+        let dir = tempfile::Builder::new()
+            .prefix(prefix)
+            .rand_bytes(RANDOM)
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(parent)?;
         let lock = open(dir.path())?;
         // Without locks on this file system nothing is marked, and so nothing removed.
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -37,8 +45,17 @@ impl Scratch {
         Ok(Self { dir, _lock: lock })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// The system's own, which dropping keeps to itself.
+    pub fn close(self) -> io::Result<()> {
+        self.dir.close()
     }
 }
 
