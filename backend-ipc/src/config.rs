@@ -34,7 +34,7 @@ pub struct IpcConfig {
 }
 
 impl Default for IpcConfig {
-    /// Our own user only, in `/run/user/UID/flashboot` or, without that, `/tmp/flashboot-UID`.
+    /// Our own user only, in `/run/user/UID/flashboot`, or `/tmp/flashboot-UID` where the system has no `/run/user/UID`.
     fn default() -> Self {
         Self {
             directory: default_directory(),

@@ -98,14 +98,3 @@ pub enum Bug {
     /// The reader's progress word is advanced when a pull begins.
     PublishesBeforeVerifying,
 }
-
-impl Bug {
-    /// Every planted defect.
-    pub const ALL: [Self; 5] = [
-        Self::DropsLastChunk,
-        Self::OffByOne,
-        Self::CompletesEarly,
-        Self::ReadsStaleGeneration,
-        Self::PublishesBeforeVerifying,
-    ];
-}

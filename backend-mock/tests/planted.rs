@@ -19,43 +19,48 @@ fn failures(bug: Bug) -> Vec<String> {
     failed.collect()
 }
 
-fn finds(bug: Bug, families: &[&str]) {
+/// The cases that each defect must fail. A new defect does not compile without a line here.
+fn families(bug: Bug) -> &'static [&'static str] {
+    match bug {
+        Bug::DropsLastChunk => &["sizes/", "spans/", "broadcast/chain", "gather/"],
+        Bug::OffByOne => &["sizes/", "spans/", "broadcast/star", "gather/"],
+        Bug::CompletesEarly => &["sizes/", "spans/", "waiting/cancelled-and-pulled-again"],
+        Bug::ReadsStaleGeneration => {
+            &["generation/stale-before", "generation/stale-between", "generation/stale-during-an-unverified"]
+        }
+        Bug::PublishesBeforeVerifying => &["sizes/", "broadcast/chain", "repair/"],
+    }
+}
+
+fn is_found(bug: Bug) {
     let failed = failures(bug);
     println!("{bug:?}: {} cases fail: {failed:?}", failed.len());
-    for family in families {
+    for family in families(bug) {
         assert!(failed.iter().any(|name| name.starts_with(family)), "{bug:?} passes all of {family}");
     }
 }
 
 #[test]
 fn the_suite_finds_a_dropped_last_chunk() {
-    finds(Bug::DropsLastChunk, &["sizes/", "spans/", "broadcast/chain", "gather/"]);
+    is_found(Bug::DropsLastChunk);
 }
 
 #[test]
 fn the_suite_finds_an_off_by_one() {
-    finds(Bug::OffByOne, &["sizes/", "spans/", "broadcast/star", "gather/"]);
+    is_found(Bug::OffByOne);
 }
 
 #[test]
 fn the_suite_finds_an_early_completion() {
-    finds(Bug::CompletesEarly, &["sizes/", "spans/", "waiting/cancelled-and-pulled-again"]);
+    is_found(Bug::CompletesEarly);
 }
 
 #[test]
 fn the_suite_finds_a_stale_generation_read() {
-    finds(
-        Bug::ReadsStaleGeneration,
-        &["generation/stale-before", "generation/stale-between", "generation/stale-during-an-unverified"],
-    );
+    is_found(Bug::ReadsStaleGeneration);
 }
 
 #[test]
 fn the_suite_finds_a_publication_before_verification() {
-    finds(Bug::PublishesBeforeVerifying, &["sizes/", "broadcast/chain", "repair/"]);
-}
-
-#[test]
-fn every_planted_defect_has_a_test_here() {
-    assert_eq!(Bug::ALL.len(), 5);
+    is_found(Bug::PublishesBeforeVerifying);
 }

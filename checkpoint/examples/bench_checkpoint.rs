@@ -57,8 +57,45 @@ fn run() -> Result<(), Failure> {
     std::fs::create_dir(&work)?;
     let measured = measure(&work, &settings);
     std::fs::remove_dir_all(&work)?;
-    println!("{}", measured?);
+    let measured = measured?;
+    println!("{measured:#}");
+    println!("{}", rows(&measured, &settings));
     Ok(())
+}
+
+/// The targets' rows, in the form that `cargo xtask bench` reads.
+fn rows(measured: &serde_json::Value, settings: &Settings) -> serde_json::Value {
+    let of = |name: &str| measured.get(name).and_then(serde_json::Value::as_f64).unwrap_or(f64::NAN);
+    let mib = |name: &str| of(name) / f64::from(1 << 20);
+    let row = |name: &str, target: &str, measured: f64, ok: bool, how: String| {
+        let measured = (measured * 1e3).round() / 1e3;
+        serde_json::json!({ "name": name, "target": target, "measured": measured, "ok": ok, "how": how })
+    };
+    let rounds = settings.rounds;
+    let at_least =
+        |name: &str, measured: f64, how: String| row(name, "≥ 0.9", measured, measured >= 0.9, how);
+    let at_most = |name: &str, most: f64, unit: &str, measured: f64, how: String| {
+        row(name, &format!("≤ {most}{unit}"), measured, measured <= most, how)
+    };
+    let packed = format!("{:.2} GB of tensors, both with fsync, medians of {rounds}", of("pack_bytes") / 1e9);
+    let direct = format!(
+        "slower of O_DIRECT read {:.2} and BLAKE3 on all cores {:.2} GB/s, medians of {rounds}",
+        of("direct_read_bytes_per_s") / 1e9,
+        of("blake3_all_cores_bytes_per_s") / 1e9
+    );
+    let headers = format!(
+        "{} tensors in {SHARDS} shards, {:.0} MB of headers",
+        of("inspect_tensors"),
+        of("inspect_header_bytes") / 1e6
+    );
+    serde_json::json!({ "rows": [
+        at_least("pack ÷ cp --reflink=never", of("pack_vs_cp"), packed.clone()),
+        at_most("pack, peak resident memory", 272.0, " MiB", mib("pack_peak_rss"), packed),
+        at_most("pack, peak resident memory, many tensors", 272.0, " MiB", mib("pack_peak_rss_many_tensors"), headers.clone()),
+        at_least("verify ÷ its bound", of("verify_vs_bound"), direct),
+        at_most("inspect ÷ serde_json alone", 3.0, "", of("inspect_vs_serde_json"), headers.clone()),
+        at_most("inspect, peak memory ÷ header bytes", 12.0, "", of("inspect_peak_over_header_bytes"), headers),
+    ] })
 }
 
 fn measure(work: &Path, settings: &Settings) -> Result<serde_json::Value, Failure> {

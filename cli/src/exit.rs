@@ -24,6 +24,7 @@ impl Failure {
             peer: None,
             chunk: None,
             code: None,
+            code_text: None,
             remedy: None,
             message,
         };
@@ -40,8 +41,14 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
+    /// Arguments that cannot work, found past the parser (a chunk that is not there, an empty set of transports), are
+    /// bad usage (2); refusals are 3; everything else failed (1).
     fn from(e: Error) -> Self {
-        let exit = if e.kind().is_refusal() { 3 } else { 1 };
+        let exit = match e.kind() {
+            Kind::Invalid => 2,
+            kind if kind.is_refusal() => 3,
+            _ => 1,
+        };
         Self { error: Box::new(ErrorWire::from(&e)), exit, beside: Map::new() }
     }
 }

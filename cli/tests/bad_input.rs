@@ -186,7 +186,7 @@ fn a_transport_that_is_not_there_is_an_error_with_its_reason() {
     refused(
         &place,
         &["replicate", text(&image), "--transport", "ipc", "--allow", "tcp"],
-        1,
+        2,
         &["ipc is not among"],
     );
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());

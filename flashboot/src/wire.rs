@@ -18,6 +18,9 @@ pub struct ErrorWire {
     pub chunk: Option<u64>,
     /// The lower layer's number.
     pub code: Option<i64>,
+    /// That number in words, as the lower layer has them (`Cannot allocate memory (os error 12)`).
+    #[serde(default)]
+    pub code_text: Option<String>,
     /// What to do next.
     pub remedy: Option<String>,
     /// All of it as one sentence.
@@ -67,6 +70,7 @@ impl From<&Error> for ErrorWire {
             peer: e.peer().map(str::to_owned),
             chunk: e.chunk(),
             code,
+            code_text: e.code().map(|code| code.to_string()),
             remedy: e.remedy().map(str::to_owned),
             message: e.to_string(),
         }
@@ -75,11 +79,12 @@ impl From<&Error> for ErrorWire {
 
 impl ErrorWire {
     /// The error again, as one of `who`'s: its call becomes part of the sentence, since the boundary's error
-    /// names calls of this process.
+    /// names calls of this process; and so do the words of its code, whose number is of that call.
     pub fn into_error(self, who: &str) -> Error {
         let kind = KINDS.into_iter().find(|kind| kind_name(*kind) == self.kind).unwrap_or(Kind::Protocol);
-        let Self { op, detail, peer, chunk, remedy, .. } = self;
-        let mut error = Error::new(kind, "replicate", format!("{who}: {op}: {detail}"));
+        let Self { op, detail, peer, chunk, code_text, remedy, .. } = self;
+        let code = code_text.map_or_else(String::new, |text| format!(": {text}"));
+        let mut error = Error::new(kind, "replicate", format!("{who}: {op}: {detail}{code}"));
         if let Some(peer) = peer {
             error = error.with_peer(peer);
         }
@@ -111,6 +116,16 @@ mod tests {
         assert_eq!(
             back.to_string(),
             "replicate: clone 2: observe: it holds nothing (peer #3, chunk 7); ask again"
+        );
+    }
+
+    #[test]
+    fn the_lower_layers_words_cross_too() {
+        let e = Error::from_errno("mmap", 12, "mapping a memfd");
+        let back = ErrorWire::from(&e).into_error("clone 1");
+        assert_eq!(
+            back.to_string(),
+            "replicate: clone 1: mmap: mapping a memfd: Cannot allocate memory (os error 12)"
         );
     }
 

@@ -179,7 +179,9 @@ impl Drop for CopyEngine {
             job.cancel();
         }
         self.queue.arrived.notify_all();
-        for thread in self.threads.drain(..) {
+        let own = std::thread::current().id();
+        // The last handle may go in a waker that a copy thread runs; a thread cannot wait for itself.
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
             if thread.join().is_err() {
                 tracing::error!("a copy thread panicked");
             }

@@ -49,6 +49,8 @@ pub(crate) struct Job {
     /// Pieces neither done nor skipped.
     left: AtomicU64,
     skipped: AtomicBool,
+    /// A worker panicked in a piece.
+    broken: AtomicBool,
     ends: Mutex<Option<Ends>>,
     done: Mutex<Done>,
     finished: Condvar,
@@ -82,6 +84,7 @@ impl Job {
             next: AtomicU64::new(0),
             left: AtomicU64::new(count),
             skipped: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             ends: Mutex::new(Some(Ends { _into: into, _from: from })),
             done: Mutex::default(),
             finished: Condvar::new(),
@@ -98,8 +101,9 @@ impl Job {
         if index >= self.count {
             return false;
         }
+        let counted = Counted(self);
         self.piece(index);
-        self.account(1);
+        drop(counted);
         true
     }
 
@@ -149,7 +153,10 @@ impl Job {
     fn finish(&self) {
         // The range is free and the import unpinned before anyone is told.
         drop(self.ends.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let result = if self.skipped.load(Ordering::Relaxed) {
+        let result = if self.broken.load(Ordering::Relaxed) {
+            let detail = format!("a copy thread panicked in bytes {}: a defect of flashboot's", self.range);
+            Err(Error::new(Kind::Io, "pull", detail))
+        } else if self.skipped.load(Ordering::Relaxed) {
             Err(Error::new(
                 Kind::Cancelled,
                 "pull",
@@ -184,6 +191,18 @@ impl Job {
 
     fn done(&self) -> MutexGuard<'_, Done> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A piece being done; counted when dropped, also by a panic, so that the job always ends.
+struct Counted<'a>(&'a Job);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, Ordering::Relaxed);
+        }
+        self.0.account(1);
     }
 }
 

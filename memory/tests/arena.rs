@@ -240,7 +240,7 @@ fn more_memory_than_there_is_is_an_error_and_not_a_signal() {
 
 #[test]
 fn without_enough_huge_pages_auto_takes_base_pages_and_huge_says_how_many_to_reserve() {
-    let Some(huge) = pages::HugePages::read(None) else { return };
+    let huge = pages::HugePages::read(None).expect("a kernel with hugetlb: /proc/meminfo has Hugepagesize");
     let payload = (huge.available + 3) * huge.bytes;
     let needed = huge.available + 4;
     let spec = ArenaSpec { payload, shards: 1 };

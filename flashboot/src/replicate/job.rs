@@ -142,6 +142,8 @@ pub(crate) enum About {
     Failed,
     /// Set by the parent: the rank has exited.
     Gone,
+    /// Set by a clone: it read from this rank and gave it up.
+    Left,
 }
 
 pub(crate) fn name(about: About, rank: Rank) -> String {
@@ -151,6 +153,7 @@ pub(crate) fn name(about: About, rank: Rank) -> String {
         About::Ready => "ready",
         About::Failed => "failed",
         About::Gone => "gone",
+        About::Left => "left",
     };
     format!("{about}/{rank}")
 }

@@ -39,7 +39,7 @@ use tracing::{debug, warn};
 /// Lines of a dead worker's stderr that are shown.
 const TAIL: usize = 8;
 /// How long workers may take to exit once they are told that all is done.
-const FAREWELL: Duration = Duration::from_secs(10);
+const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a dead worker may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 

@@ -36,6 +36,8 @@ struct State {
     /// Mapped before the release.
     ahead: BTreeMap<PeerId, Box<dyn Mover>>,
     lost: BTreeSet<Rank>,
+    /// Those of `lost` that gave wrong bytes or were refilled: never asked again.
+    refused: BTreeSet<Rank>,
     hops: Vec<HopTaken>,
 }
 
@@ -58,7 +60,7 @@ impl Peers {
     pub(crate) async fn map_ahead(&self) -> Result<()> {
         for leg in self.job.schedule().legs(self.rank) {
             let source = PeerId(u64::from(leg.source));
-            let mover = self.import(source).await?;
+            let mover = self.import(source, self.job.settings.import_timeout).await?;
             self.state().ahead.insert(source, mover);
         }
         Ok(())
@@ -69,9 +71,8 @@ impl Peers {
         self.state().hops.clone()
     }
 
-    async fn import(&self, peer: PeerId) -> Result<Box<dyn Mover>> {
+    async fn import(&self, peer: PeerId, timeout: Duration) -> Result<Box<dyn Mover>> {
         let source = rank_of(peer);
-        let timeout = self.job.settings.import_timeout;
         let named = |e: Error| e.with_peer(who(source));
         // Before the release a peer may still be making its arena.
         let patience = self.job.settings.setup_timeout;
@@ -92,17 +93,26 @@ impl Peers {
         Ok(if transport == TransportName::Mock { mover } else { LetGo::wrap(mover) })
     }
 
-    /// The nearest ancestor that is neither lost nor gone, else any clone that has finished.
+    /// The nearest ancestor that is neither lost nor gone, else any clone that has finished. One that another clone
+    /// has given up comes last.
     async fn candidate(&self) -> Found {
         let schedule = self.job.schedule();
+        let mut doubtful = None;
         for rank in ancestors(schedule, self.rank) {
-            if !self.state().lost.contains(&rank) && !self.is_gone(rank).await {
+            if self.state().lost.contains(&rank) || self.is(About::Gone, rank).await {
+                continue;
+            }
+            if !self.is(About::Left, rank).await {
                 return Found::Source(rank);
             }
+            doubtful.get_or_insert(rank);
+        }
+        if let Some(rank) = doubtful {
+            return Found::Source(rank);
         }
         let mut may_finish = false;
         for rank in (1..schedule.ranks()).filter(|rank| *rank != self.rank) {
-            if self.state().lost.contains(&rank) || self.is_gone(rank).await {
+            if self.state().lost.contains(&rank) || self.is(About::Gone, rank).await {
                 continue;
             }
             match self.board.look(&job::name(About::Ready, rank)).await {
@@ -115,8 +125,17 @@ impl Peers {
         if may_finish { Found::Later } else { Found::Nobody }
     }
 
-    async fn is_gone(&self, rank: Rank) -> bool {
-        matches!(self.board.look(&job::name(About::Gone, rank)).await, Ok(Some(_)))
+    /// Lets every source be asked again that gave no wrong bytes; false when there is none.
+    fn forgive(&self) -> bool {
+        let mut state = self.state();
+        let before = state.lost.len();
+        state.lost = state.refused.clone();
+        state.lost.len() < before
+    }
+
+    /// Whether `rank` is marked so on the board.
+    async fn is(&self, about: About, rank: Rank) -> bool {
+        matches!(self.board.look(&job::name(about, rank)).await, Ok(Some(_)))
     }
 }
 
@@ -175,15 +194,25 @@ enum Found {
 #[async_trait]
 impl Sources for Peers {
     async fn attach(&self, source: PeerId) -> Result<Box<dyn Mover>> {
+        let settings = &self.job.settings;
         let ahead = self.state().ahead.remove(&source);
         match ahead {
             Some(mover) => Ok(mover),
-            None => self.import(source).await,
+            // A holder that is stopped takes a connection and does not answer: no longer than a word may stand still.
+            None => self.import(source, settings.import_timeout.min(settings.stall)).await,
         }
     }
 
-    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, _cause: &Error) -> Option<PeerId> {
-        self.state().lost.insert(rank_of(lost));
+    async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
+        {
+            let mut state = self.state();
+            state.lost.insert(rank_of(lost));
+            if cause.kind().is_refusal() {
+                state.refused.insert(rank_of(lost));
+            }
+        }
+        // Only a hint to the others; without the board there is nobody to hint to.
+        let _ = self.board.put(&job::name(About::Left, rank_of(lost)), String::new()).await;
         let until = Instant::now() + self.job.settings.stall;
         loop {
             match self.candidate().await {
@@ -192,6 +221,8 @@ impl Sources for Peers {
                     return Some(PeerId(u64::from(rank)));
                 }
                 Found::Later if Instant::now() < until => tokio::time::sleep(ASK_EVERY).await,
+                // Whoever only stood still, or broke off, may have come back; the machine bounds how often we ask.
+                Found::Nobody if self.forgive() => {}
                 Found::Later | Found::Nobody => return None,
             }
         }
@@ -206,6 +237,13 @@ fn rank_of(peer: PeerId) -> Rank {
 /// A rank as people call it.
 pub(crate) fn who(rank: Rank) -> String {
     if rank == 0 { "seed".into() } else { format!("clone {rank}") }
+}
+
+/// How long a word may stand still before `rank` leaves its source: a quarter longer with every hop to the seed, so
+/// that whoever is next to a source that stopped finds another first, and nobody behind it leaves a healthy one.
+pub(crate) fn patience(schedule: Schedule, rank: Rank, stall: Duration) -> Duration {
+    let behind = ancestors(schedule, rank).count().saturating_sub(1);
+    stall.saturating_add((stall / 4).saturating_mul(u32::try_from(behind).unwrap_or(u32::MAX)))
 }
 
 /// Who `rank` reads from, who that one reads from, and so on to the seed.
@@ -224,5 +262,14 @@ mod tests {
         assert_eq!(ancestors(chain, 3).collect::<Vec<_>>(), [2, 1, 0]);
         assert_eq!(ancestors(Schedule::Star { clones: 4 }, 3).collect::<Vec<_>>(), [0]);
         assert_eq!(ancestors(chain, 0).count(), 0);
+    }
+
+    #[test]
+    fn patience_grows_along_the_chain_and_not_over_a_star() {
+        let second = Duration::from_secs(1);
+        let chain = |rank| patience(Schedule::Chain { clones: 4 }, rank, second);
+        assert_eq!([1, 2, 3].map(chain), [second, second * 5 / 4, second * 3 / 2]);
+        assert_eq!(patience(Schedule::Star { clones: 4 }, 4, second), second);
+        assert_eq!(patience(Schedule::Chain { clones: 2 }, 2, Duration::MAX), Duration::MAX);
     }
 }

@@ -4,10 +4,10 @@ use super::{
     clock::Clock,
     job::{self, About, Job, Mapped, Ready},
     load,
-    peers::Peers,
+    peers::{Peers, patience},
 };
 use crate::{registry::Endpoints, wire::ErrorWire};
-use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, schedule::Rank};
+use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, replica::Policy, schedule::Rank};
 use flashboot_driver::{Limits, Observer, replicate};
 use flashboot_rendezvous::Board;
 use std::{sync::Arc, time::Duration};
@@ -94,7 +94,7 @@ impl Seat {
             arena: Arc::clone(arena),
             assignment: job.assignment(*rank)?,
             expected: if settings.verify { Some(Arc::new(job.digests()?)) } else { None },
-            policy: settings.policy(),
+            policy: Policy { stall: patience(job.schedule(), *rank, settings.stall), ..settings.policy() },
             limits: Limits { pull: settings.pull_timeout, quiesce: QUIESCE },
         };
         let began = clock.now();
