@@ -95,7 +95,9 @@ impl Settings {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && named.is_none() => {}
             Err(e) => return Err(Failure::usage(format!("configuration file {}: {e}", path.display()))),
         }
-        figment = figment.merge(Env::prefixed(PREFIX).ignore(&["config"]).split("__"));
+        // The stand-in driver's variables are not ours to read.
+        let ours = Env::prefixed(PREFIX).ignore(&["config"]).filter(|key| !key.starts_with("CUDA_SIM_"));
+        figment = figment.merge(ours.split("__"));
         let mut dict = Dict::new();
         for Override { key, value, .. } in &overrides.0 {
             set(&mut dict, key, value.clone());

@@ -186,7 +186,7 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
 }
 
 /// Where the run's directory goes. Sockets have at most 107 bytes of path, so a long TMPDIR gives way to /tmp.
-fn run_directory() -> PathBuf {
+pub(super) fn run_directory() -> PathBuf {
     const LONGEST: usize = 60;
     let wanted = std::env::temp_dir();
     if wanted.as_os_str().len() > LONGEST { Path::new("/tmp").to_owned() } else { wanted }
