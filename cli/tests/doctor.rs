@@ -105,7 +105,8 @@ fn what_is_wrong_with_a_gpu_is_named() {
         ("DRIVER_VERSION", "12010", "driver version", "12.1"),
     ] {
         let place = Place::new();
-        let driver = Driver::new(&place).with(variable, value);
+        let mut driver = Driver::new(&place);
+        driver.only(variable, value);
         let found = diagnosis(driver.on(place.flashboot(&["doctor"])));
         let check = named(&found["checks"], check);
         assert_eq!(check["ok"], false, "{variable}");

@@ -17,12 +17,8 @@ struct Machine {
 impl Machine {
     /// Two GPUs, and an image of five blocks.
     fn new() -> Self {
-        Self::with(|driver| driver)
-    }
-
-    fn with(change: impl FnOnce(Driver) -> Driver) -> Self {
         let place = Place::new();
-        let driver = change(Driver::new(&place));
+        let driver = Driver::new(&place);
         let image = place.image("m", &[("a", 40 * MIB), ("b", 30 * MIB), ("c", 9)]);
         Self { place, driver, image }
     }
@@ -84,7 +80,8 @@ fn chains_and_stars_go_around_the_gpus() {
 
 #[test]
 fn with_a_channel_auto_takes_imex() {
-    let machine = Machine::with(Driver::with_imex);
+    let mut machine = Machine::new();
+    machine.driver = machine.driver.with_imex();
     let report = machine.ok(&["-n", "3", "--device", "cuda:0,1", "--chunk", "16MiB"]);
     assert_eq!((&report["transport"], &report["fallbacks"]), (&"imex".into(), &0.into()));
     all_verified(&report);
@@ -113,23 +110,25 @@ fn damage_on_disk_is_found_on_the_gpu() {
 
 #[test]
 fn what_a_gpu_cannot_do_is_refused_with_a_remedy_before_anyone_starts() {
+    let mut machine = Machine::new();
     for (variable, value, device, kind, words) in [
         ("DEVICES", "0", "cuda:*", "unavailable", "NO_DEVICE"),
         ("MIG", "1", "cuda:*", "unavailable", "MIG instance"),
         ("DEVICES", "2", "cuda:7", "unavailable", "cuda:7"),
         ("MEM", "100MiB", "cuda:0", "exhausted", "free"),
     ] {
-        let machine = Machine::with(|driver| driver.with(variable, value));
+        machine.driver.only(variable, value);
         let (found, detail, remedy) = machine.refused(&["-n", "3", "--device", device], 1);
         assert_eq!(found, kind, "{variable}: {detail}");
         assert!(detail.contains(words), "{variable}: {detail}");
         assert!(!remedy.is_empty(), "{variable}: {detail}");
     }
-    let machine = Machine::new();
     let (kind, ..) = machine.refused(&["--device", "cuda:0", "--transport", "mock"], 2);
     assert_eq!(kind, "invalid");
+    let (kind, ..) = machine.refused(&["--device", "the-big-one"], 2);
+    assert_eq!(kind, "usage");
     // A driver that says so only when it comes to it.
-    let machine = Machine::with(|driver| driver.with("FAULTS", "cuMemCreate:*:OUT_OF_MEMORY"));
+    machine.driver.only("FAULTS", "cuMemCreate:*:OUT_OF_MEMORY");
     let (kind, _, remedy) = machine.refused(&["--device", "cuda:0", "--transport", "ipc"], 1);
     assert!(!remedy.is_empty(), "{kind}");
 }

@@ -25,10 +25,9 @@ impl Driver {
         Self { place, variables: Vec::new() }
     }
 
-    /// Sets one of the stand-in's variables.
-    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
-        self.variables.push((format!("FLASHBOOT_CUDA_SIM_{name}"), value.to_owned()));
-        self
+    /// Sets this one of the stand-in's variables, and no other.
+    pub(crate) fn only(&mut self, name: &str, value: &str) {
+        self.variables = vec![(format!("FLASHBOOT_CUDA_SIM_{name}"), value.to_owned())];
     }
 
     /// Opens an IMEX channel.
