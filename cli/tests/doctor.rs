@@ -35,8 +35,9 @@ fn without_driver(place: &Place) -> Driver {
     let driver = Driver::new(place);
     let library = place.path("driver/lib/libcuda.so.1");
     std::fs::remove_file(&library).unwrap();
-    // Found first, and no library.
+    // Found first, by either name, and no library.
     std::fs::write(&library, "").unwrap();
+    std::fs::write(library.with_extension(""), "").unwrap();
     driver
 }
 
@@ -95,6 +96,18 @@ fn with_a_channel_imex_is_ready_and_one_gpu_can_be_chosen() {
     assert_eq!(named(&found["transports"], "imex")["ready"], true);
     let bad = driver.on(place.flashboot(&["doctor", "--device", "the-big-one"])).output().unwrap();
     assert_eq!(bad.status.code(), Some(2), "{}", said(&bad));
+}
+
+#[test]
+fn it_ends_in_time_and_says_what_it_did_not_reach() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let began = std::time::Instant::now();
+    let found = diagnosis(driver.on(place.flashboot(&["doctor", "--timeout", "0s"])));
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+    let fabric = named(&found["checks"], "FABRIC export");
+    assert!(fabric["found"].as_str().unwrap().starts_with("not tried: "), "{fabric}");
+    assert_eq!(named(&found["transports"], "imex")["ready"], false);
 }
 
 #[test]

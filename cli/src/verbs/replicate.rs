@@ -177,7 +177,8 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
         workers: Workers { program, args, directory: run_directory(), stderr: forward },
     };
     let mock = config.replicate.transport == Choice::Only(TransportName::Mock);
-    runtime(mock)?.block_on(async {
+    let runtime = runtime(mock)?;
+    let outcome = runtime.block_on(async {
         if mock {
             return Ok(replicate::run(request).await?);
         }
@@ -187,7 +188,10 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
                 Err(Error::new(Kind::Cancelled, "replicate", "stopped by a signal; every worker was ended").into())
             }
         }
-    })
+    });
+    // Every worker has ended; a driver that hangs keeps its thread, and is not waited for.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Where the run's directory goes. Sockets have at most 107 bytes of path, so a long TMPDIR gives way to /tmp.
