@@ -99,6 +99,35 @@ fn survivors_finish_when_a_clone_on_a_gpu_is_killed() {
 }
 
 #[test]
+fn every_size_arrives_also_where_the_gpu_cannot_hash() {
+    let mut machine = Machine::new();
+    for (name, tensors, blocks) in [
+        ("none", &[][..], 0),
+        ("one", &[("t", 1)], 1),
+        ("block", &[("t", 16 * MIB)], 1),
+        ("more", &[("t", 16 * MIB), ("u", 1)], 2),
+    ] {
+        machine.image = machine.place.image(name, tensors);
+        for (variable, value) in [("SEED", "1"), ("NO_KERNEL", "1")] {
+            machine.driver.only(variable, value);
+            let report = machine.ok(&["-n", "2", "--device", "cuda:*"]);
+            for clone in report["clones"].as_array().unwrap() {
+                assert_eq!(clone["verified"], blocks, "{name}, {variable}: {clone}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_dies_is_an_error_and_no_hang() {
+    let mut machine = Machine::new();
+    machine.driver.only("FAULTS", "die:device=1:after=400");
+    let (exit, report) = machine.replicate(&["-n", "3", "--device", "cuda:*", "--chunk", "16MiB"]);
+    assert_eq!(exit, 1, "{report}");
+    assert!(report["error"]["detail"].as_str().unwrap().contains("clone"), "{report}");
+}
+
+#[test]
 fn damage_on_disk_is_found_on_the_gpu() {
     let machine = Machine::new();
     flip(&machine.image.join("target-0-0-0-0.img"), 20 * MIB as i64);
