@@ -18,6 +18,8 @@ use std::{
 };
 
 const PREFIX: &str = "FLASHBOOT_";
+/// What variables of the project's test tools begin with after the prefix: they are no settings of the product.
+const TOOLS: [&str; 4] = ["CUDA_SIM_", "CONFORMANCE_", "REFERENCE_MODELS", "REQUIRE"];
 const FILE: &str = "flashboot.toml";
 /// The most clones of one host: each is a process with an arena of its own.
 const MOST_CLONES: u32 = 256;
@@ -103,7 +105,8 @@ impl Settings {
         // An empty path means that it is not set.
         let empty = std::env::var_os("FLASHBOOT_CACHE").is_some_and(|path| path.is_empty());
         let ignored: &[&str] = if empty { &["config", "cache"] } else { &["config"] };
-        figment = figment.merge(Env::prefixed(PREFIX).ignore(ignored).split("__"));
+        let is_ours = |key: &figment::value::UncasedStr| !TOOLS.iter().any(|tool| key.starts_with(tool));
+        figment = figment.merge(Env::prefixed(PREFIX).ignore(ignored).filter(is_ours).split("__"));
         let mut dict = Dict::new();
         for Override { key, value, .. } in &overrides.0 {
             set(&mut dict, key, value.clone());

@@ -98,6 +98,8 @@ impl Default for Pack {
 pub struct Replicate {
     /// Number of clones.
     pub clones: u32,
+    /// Which memory the arenas of seed and clones are in.
+    pub device: Devices,
     /// Who reads from whom.
     pub topology: Topology,
     /// Clones in one chain of a tree.
@@ -142,6 +144,7 @@ impl Default for Replicate {
         let policy = Policy::default();
         Self {
             clones: 1,
+            device: Devices::Host,
             topology: Topology::Chain,
             tree_length: 2,
             tree_fanout: 2,
@@ -256,6 +259,61 @@ impl fmt::Display for Chunk {
     }
 }
 
+/// Whose memory arenas are in: `host`, `cuda:*`, or GPUs by number, UUID or PCI address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Devices {
+    /// Host memory.
+    #[default]
+    Host,
+    /// Every GPU that is visible, in the driver's order.
+    All,
+    /// These, each as [`flashboot_cuda::Device::find`] reads it.
+    These(Vec<String>),
+}
+
+impl FromStr for Devices {
+    type Err = NotASetting;
+
+    /// After `cuda:N` a number alone is another of the kind: `cuda:0,1`.
+    fn from_str(text: &str) -> Result<Self, NotASetting> {
+        match text {
+            "host" => return Ok(Self::Host),
+            "cuda:*" => return Ok(Self::All),
+            _ => {}
+        }
+        let mut these: Vec<String> = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            let number = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            let after_number = these.last().is_some_and(|last| last.starts_with("cuda:"));
+            these.push(match name {
+                _ if number(name) && after_number => format!("cuda:{name}"),
+                _ if name.strip_prefix("cuda:").is_some_and(number) => name.to_owned(),
+                _ if name.starts_with("GPU-") => name.to_owned(),
+                // A PCI address, in full or without its domain.
+                _ if !name.starts_with("cuda:") && name.contains(':') && name.contains('.') => {
+                    name.to_owned()
+                }
+                _ => {
+                    return Err(NotASetting(format!(
+                        "`{name}` is not a device: use host, cuda:*, cuda:0, cuda:0,1, GPU-… or a PCI address"
+                    )));
+                }
+            });
+        }
+        Ok(Self::These(these))
+    }
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.pad("host"),
+            Self::All => f.pad("cuda:*"),
+            Self::These(these) => f.pad(&these.join(",")),
+        }
+    }
+}
+
 /// Which transport: `auto`, or one by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
@@ -316,7 +374,11 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(Chunk: "`auto` or a size such as 256MiB", Choice: "`auto` or a transport's name");
+as_text!(
+    Chunk: "`auto` or a size such as 256MiB",
+    Choice: "`auto` or a transport's name",
+    Devices: "`host`, `cuda:*` or GPUs such as cuda:0,1"
+);
 
 /// A text, or a number as text: a file and an environment may write `16777216` for `16MiB`.
 fn text_or_number<'de, D: serde::Deserializer<'de>>(
@@ -397,11 +459,25 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_host_all_or_a_list() {
+        assert_eq!("host".parse(), Ok(Devices::Host));
+        assert_eq!("cuda:*".parse(), Ok(Devices::All));
+        let these =
+            |names: &[&str]| Ok(Devices::These(names.iter().map(|name| (*name).to_owned()).collect()));
+        assert_eq!("cuda:0,2, cuda:1".parse(), these(&["cuda:0", "cuda:2", "cuda:1"]));
+        assert_eq!("GPU-ab,0000:1B:00.0".parse(), these(&["GPU-ab", "0000:1B:00.0"]));
+        for bad in ["", "0", "cuda", "cuda:", "cuda:x", "cuda:0,", "GPU-ab,1", "host,cuda:0", "cuda:*,1"] {
+            assert!(bad.parse::<Devices>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn every_setting_reads_back() {
         let config = Config {
             replicate: Replicate {
                 chunk: Chunk::Bytes(ByteSize::mib(32)),
                 allow: vec![TransportName::Ipc],
+                device: Devices::These(vec!["cuda:0".into(), "GPU-ab".into()]),
                 ..Replicate::default()
             },
             ..Config::default()

@@ -172,25 +172,61 @@ impl Registry {
         name: TransportName,
         settings: &Settings,
     ) -> Result<(Arc<dyn Backend>, Arc<dyn HandleExchange>), (String, String)> {
-        let Some(backend) = self.backends.iter().find(|backend| backend.name() == name) else {
-            let remedy = "choose another transport or a release that carries it";
-            return Err(("is not part of this release".into(), remedy.into()));
-        };
-        let kind = settings.kind();
-        if !backend.serves().iter().any(|(from, into)| *from == kind || *into == kind) {
-            let own: Vec<_> =
-                backend.serves().iter().map(|(from, into)| format!("{from} to {into}")).collect();
-            let reason = format!("moves {} memory, and the arenas are in {kind} memory", own.join(" and "));
-            return Err((reason, "choose another transport".into()));
-        }
-        if let Readiness::Unavailable { reason, remedy } = backend.probe().await {
-            return Err((reason, remedy));
-        }
+        let backend = self.probe_one(name, settings).await?;
         match backend.open(settings).await {
             Ok(exchange) => Ok((Arc::clone(backend), exchange)),
             Err(e) => Err((e.to_string(), e.remedy().unwrap_or_default().to_owned())),
         }
     }
+
+    fn find(&self, name: TransportName) -> Option<&Arc<dyn Backend>> {
+        self.backends.iter().find(|backend| backend.name() == name)
+    }
+
+    /// Whether this release has the transport `name`.
+    pub fn carries(&self, name: TransportName) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// Whether `name` reads or fills memory of the kind that `settings` are about.
+    pub fn serves(&self, name: TransportName, settings: &Settings) -> bool {
+        self.find(name).is_some_and(|backend| serves(&**backend, settings.kind()))
+    }
+
+    /// Whether `name` works on this machine for the memory of `settings`, found by trying.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub async fn probe(&self, name: TransportName, settings: &Settings) -> Result<(), PassedOver> {
+        let probed = self.probe_one(name, settings).await;
+        probed.map(drop).map_err(|(reason, remedy)| PassedOver { name, reason, remedy })
+    }
+
+    async fn probe_one(
+        &self,
+        name: TransportName,
+        settings: &Settings,
+    ) -> Result<&Arc<dyn Backend>, (String, String)> {
+        let Some(backend) = self.find(name) else {
+            let remedy = "choose another transport or a release that carries it";
+            return Err(("is not part of this release".into(), remedy.into()));
+        };
+        let kind = settings.kind();
+        if !serves(&**backend, kind) {
+            let own: Vec<_> =
+                backend.serves().iter().map(|(from, into)| format!("{from} to {into}")).collect();
+            let reason = format!("moves {} memory, and the arenas are in {kind} memory", own.join(" and "));
+            return Err((reason, "choose another transport".into()));
+        }
+        match backend.probe().await {
+            Readiness::Ready => Ok(backend),
+            Readiness::Unavailable { reason, remedy } => Err((reason, remedy)),
+        }
+    }
+}
+
+fn serves(backend: &dyn Backend, kind: MemoryKind) -> bool {
+    backend.serves().iter().any(|(from, into)| *from == kind || *into == kind)
 }
 
 fn none_left(what: &str, passed: &[PassedOver]) -> Error {

@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diff;
+pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod pack;
 pub(crate) mod replicate;
@@ -51,6 +52,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
+        Verb::Doctor(args) => doctor::run(&args, output),
         Verb::Config(args) => config::run(&args, &settings, output),
         Verb::Worker(args) => worker::run(args),
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::Args;
 use flashboot::{
-    config::{Choice, Chunk, Config, LogFormat, Topology},
+    config::{Choice, Chunk, Config, Devices, LogFormat, Topology},
     replicate::{self, CloneReport, Kill, Outcome, Report, Request, Source, Workers},
 };
 use flashboot_checkpoint::{Image, RankImage};
@@ -30,6 +30,10 @@ pub(crate) struct ReplicateArgs {
     /// Number of clones, each a process with an arena of its own [default: 1]
     #[arg(short = 'n', long)]
     clones: Option<u32>,
+    /// Whose memory: host, cuda:* (every visible GPU), or GPUs such as cuda:0,1, by number, UUID or PCI address; ranks
+    /// go around them [default: host]
+    #[arg(long, value_name = "DEVICES")]
+    device: Option<Devices>,
     /// chain, star or tree [default: chain]
     #[arg(short, long, value_parser = topology)]
     topology: Option<Topology>,
@@ -42,7 +46,7 @@ pub(crate) struct ReplicateArgs {
     /// Bytes of one copy, a whole number of 16MiB blocks, or auto [default: auto]
     #[arg(short, long, value_name = "auto|SIZE")]
     chunk: Option<Chunk>,
-    /// auto, ipc or mock (in-process, virtual time) [default: auto]
+    /// auto, ipc, imex or mock (in-process, virtual time) [default: auto]
     #[arg(long, value_name = "NAME")]
     transport: Option<Choice>,
     /// What auto may choose, such as ipc,tcp [default: everything but mock]
@@ -92,6 +96,7 @@ fn topology(text: &str) -> Result<Topology, String> {
 impl ReplicateArgs {
     pub(super) fn overrides(&self, into: &mut Overrides) {
         into.set("replicate.clones", "--clones", self.clones);
+        into.text("replicate.device", "--device", self.device.as_ref());
         into.text("replicate.topology", "--topology", self.topology.as_ref());
         into.set("replicate.tree_length", "--tree-length", self.tree_length);
         into.set("replicate.tree_fanout", "--tree-fanout", self.tree_fanout);
@@ -172,21 +177,27 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
         workers: Workers { program, args, directory: run_directory(), stderr: forward },
     };
     let mock = config.replicate.transport == Choice::Only(TransportName::Mock);
-    runtime(mock)?.block_on(async {
+    let runtime = runtime(mock)?;
+    let outcome = runtime.block_on(async {
         if mock {
             return Ok(replicate::run(request).await?);
         }
         tokio::select! {
-            outcome = replicate::run(request) => Ok(outcome?),
+            // First, so that the signals are watched before any worker starts.
+            biased;
             () = interrupt::signalled() => {
                 Err(Error::new(Kind::Cancelled, "replicate", "stopped by a signal; every worker was ended").into())
             }
+            outcome = replicate::run(request) => Ok(outcome?),
         }
-    })
+    });
+    // Every worker has ended; a driver that hangs keeps its thread, and is not waited for.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Where the run's directory goes. Sockets have at most 107 bytes of path, so a long TMPDIR gives way to /tmp.
-fn run_directory() -> PathBuf {
+pub(super) fn run_directory() -> PathBuf {
     const LONGEST: usize = 60;
     let wanted = std::env::temp_dir();
     if wanted.as_os_str().len() > LONGEST { Path::new("/tmp").to_owned() } else { wanted }
@@ -235,6 +246,7 @@ pub(super) fn text(report: &Report) -> String {
     text.push('\n');
     let mut table = Table::new(&[
         ("clone", Side::Right),
+        ("device", Side::Left),
         ("source", Side::Left),
         ("map", Side::Right),
         ("transfer", Side::Right),
@@ -274,9 +286,13 @@ fn row(clone: &CloneReport, report: &Report) -> Vec<String> {
         (None, true) => "killed".into(),
         (None, false) => "FAILED".into(),
     };
+    // Enough of a UUID to tell one from another.
+    let device =
+        clone.device.as_ref().map_or_else(|| "host".to_owned(), |uuid| uuid.chars().take(12).collect());
     let source = |index: u32| if index == 0 { "seed".to_owned() } else { format!("clone {index}") };
     vec![
         clone.index.to_string(),
+        device,
         source(clone.source),
         human::ms(clone.map_ms),
         ms(clone.transfer_ms),

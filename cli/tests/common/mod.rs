@@ -6,6 +6,8 @@
     reason = "each test file uses its own part; tests panic"
 )]
 
+pub(crate) mod stand_in;
+
 use serde_json::{Value, json};
 use std::{
     fs,

@@ -14,6 +14,10 @@ pub struct ChunkCosts {
 impl ChunkCosts {
     /// GB300 NVLink: about 17 µs and 705 GB/s reproduce the paper's optimum of 256 MiB (Figure 18).
     pub const NVLINK: Self = Self { per_chunk: Duration::from_micros(17), rate: 705e9 };
+    /// Two ranks on one GPU: copy and hash share its memory (870 GB/s verified on an H200), and every chunk makes the
+    /// two change places, which costs more than the poll. 120 µs give 1 GiB from 32 GiB on, where a hop reaches 0.99
+    /// of its copies (`docs/results/cuda.md`).
+    pub const SAME_GPU: Self = Self { per_chunk: Duration::from_micros(120), rate: 870e9 };
     /// Host memory, measured on the two-core build machine: a fused copy and hash at 8 GB/s, about 100 µs to
     /// poll, hand over and publish.
     pub const HOST: Self = Self { per_chunk: Duration::from_micros(100), rate: 8e9 };
@@ -52,6 +56,15 @@ mod tests {
     fn the_papers_case_gets_256_mib() {
         let flash = 41_400_000_000;
         assert_eq!(auto_chunk(flash, 8, BLOCK, ChunkCosts::NVLINK), 256 << 20);
+    }
+
+    #[test]
+    fn one_gpu_gets_chunks_of_1_gib_and_more_where_the_image_is_large() {
+        for depth in 1..=3 {
+            assert!(auto_chunk(32 << 30, depth, BLOCK, ChunkCosts::SAME_GPU) >= 1 << 30, "{depth}");
+            assert!(auto_chunk(120 << 30, depth, BLOCK, ChunkCosts::SAME_GPU) >= 1 << 30, "{depth}");
+        }
+        assert_eq!(auto_chunk(1 << 30, 3, BLOCK, ChunkCosts::SAME_GPU), 256 << 20);
     }
 
     #[test]

@@ -10,9 +10,10 @@ use flashboot_core::{
     replica::Assignment,
     schedule::{Rank, Schedule},
 };
+use flashboot_cuda::Device;
 use flashboot_rendezvous::Board;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 /// The job, from the parent to every rank: what a clone checks its bytes against comes from here and never
 /// from the source it reads.
@@ -27,6 +28,8 @@ pub(crate) struct Job {
     pub(crate) digests: Vec<BlockDigest>,
     pub(crate) settings: Replicate,
     pub(crate) memory: Memory,
+    /// UUIDs of the GPUs that hold the arenas, rank r's the r-th of them around; none: host memory.
+    pub(crate) gpus: Vec<String>,
     pub(crate) kill: Option<Kill>,
 }
 
@@ -48,18 +51,22 @@ mod any_path {
 }
 
 impl Job {
-    pub(crate) fn new(request: &Request) -> Result<Self> {
+    pub(crate) fn new(request: &Request, gpus: &[Device]) -> Result<Self> {
         let Request { source, settings, memory, kill, .. } = request;
         let bytes = source.digests.payload();
+        let gpus: Vec<String> = gpus.iter().map(|gpu| gpu.uuid().to_owned()).collect();
+        let ranks = usize::try_from(settings.schedule().ranks()).unwrap_or(usize::MAX);
+        let used: BTreeSet<_> = gpus.iter().take(ranks).collect();
         let job = Self {
             image: source.image.clone(),
             payload: std::path::absolute(&source.payload).unwrap_or_else(|_| source.payload.clone()),
             bytes,
             block: source.digests.block(),
-            chunk: chunk_bytes(settings, bytes),
+            chunk: chunk_bytes(settings, bytes, used.len()),
             digests: source.digests.values().to_vec(),
             settings: settings.clone(),
             memory: *memory,
+            gpus,
             kill: *kill,
         };
         let geometry = job.geometry()?;
@@ -84,6 +91,12 @@ impl Job {
 
     pub(crate) fn ranks(&self) -> Rank {
         self.schedule().ranks()
+    }
+
+    /// The UUID of the GPU that holds this rank's arena; `None`: it is in host memory.
+    pub(crate) fn gpu(&self, rank: Rank) -> Option<&str> {
+        let turn = usize::try_from(rank).ok()?.checked_rem(self.gpus.len())?;
+        self.gpus.get(turn).map(String::as_str)
     }
 
     pub(crate) fn geometry(&self) -> Result<Geometry> {

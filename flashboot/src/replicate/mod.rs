@@ -6,6 +6,7 @@
 //! finds its sources; `load` fills the seed's arena from disk.
 
 mod clock;
+mod gpu;
 mod job;
 mod load;
 mod parent;
@@ -18,7 +19,7 @@ mod worker;
 pub use report::{CloneReport, Hop, Report, SeedReport};
 pub use worker::{WorkerArgs, worker};
 
-use crate::config::{Choice, Chunk, Memory, Replicate};
+use crate::config::{Choice, Chunk, Devices, Memory, Replicate};
 use flashboot_core::{
     BLOCK, Digests, Error, Kind, Result, TransportName,
     schedule::{ChunkCosts, auto_chunk},
@@ -115,18 +116,30 @@ pub struct Outcome {
 /// Those of the set-up, where nothing was moved: a refused image, a worker that died or hung (with its exit
 /// status and the end of its stderr), [`Kind::Deadline`]. Later failures come in [`Outcome::error`].
 pub async fn run(request: Request) -> Result<Outcome> {
-    let job = Arc::new(job::Job::new(&request)?);
+    let mock = request.settings.transport == Choice::Only(TransportName::Mock);
+    if mock && request.settings.device != Devices::Host {
+        return Err(invalid("the mock has no GPUs: use --device host, or another transport"));
+    }
+    let gpus = gpu::resolve(&request.settings.device, request.settings.setup_timeout).await?;
+    let job = Arc::new(job::Job::new(&request, &gpus)?);
+    gpu::admit(&gpus, &job).await?;
     match request.settings.transport {
         Choice::Only(TransportName::Mock) => tasks::run(job, &request).await,
         _ => parent::run(job, &request).await,
     }
 }
 
-/// The chunk that `settings` mean for a payload of `bytes`.
-fn chunk_bytes(settings: &Replicate, bytes: u64) -> u64 {
+/// The chunk that `settings` mean for a payload of `bytes` in arenas on `gpus`, none of them: in host memory.
+fn chunk_bytes(settings: &Replicate, bytes: u64, gpus: usize) -> u64 {
+    let costs = match gpus {
+        0 => ChunkCosts::HOST,
+        1 => ChunkCosts::SAME_GPU,
+        // The slowest hop of a chain sets its pace: that between two GPUs.
+        _ => ChunkCosts::NVLINK,
+    };
     match settings.chunk {
         Chunk::Bytes(size) => size.0,
-        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), BLOCK, ChunkCosts::HOST),
+        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), BLOCK, costs),
     }
 }
 

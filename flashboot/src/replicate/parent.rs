@@ -88,6 +88,10 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
 
 /// Refuses what cannot be: each rank asks for its own memory, but they ask at the same time.
 fn admit(job: &Job) -> Result<()> {
+    if !job.gpus.is_empty() {
+        // Asked of the GPUs already; the host gives windows only.
+        return Ok(());
+    }
     let huge = HugePages::read(job.memory.numa_node).is_some_and(|pages| pages.available > 0);
     if huge || job.memory.pages == Pages::Huge {
         // Of a pool of their own; an arena that does not get them says so.

@@ -44,8 +44,10 @@ pub struct Report {
 }
 
 /// What the seed's set-up took.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SeedReport {
+    /// The UUID of the GPU that its arena is on; `None`: host memory.
+    pub device: Option<String>,
     /// Making its arena, every page faulted in.
     pub arena_ms: f64,
     /// Filling it from disk, every block verified.
@@ -66,6 +68,8 @@ pub struct Hop {
 pub struct CloneReport {
     /// Its index, from 1.
     pub index: Rank,
+    /// The UUID of the GPU that its arena is on; `None`: host memory.
+    pub device: Option<String>,
     /// The index of the source it ended with; 0 is the seed.
     pub source: Rank,
     /// Every source it had, in order.
@@ -139,7 +143,11 @@ pub(crate) fn report(job: &Job, rank: &str, known: &[Known], setting: Setting) -
         verify: job.settings.verify,
         setup_ms: ms(setup),
         tail_ms: readies().map(|ready| ready.at.saturating_sub(release)).max().map(ms),
-        seed: SeedReport { arena_ms: ms(seed.arena), load_ms: ms(seed.load) },
+        seed: SeedReport {
+            device: job.gpu(0).map(str::to_owned),
+            arena_ms: ms(seed.arena),
+            load_ms: ms(seed.load),
+        },
         clones: (0..).zip(known).skip(1).map(|(index, known)| clone(job, index, known, release)).collect(),
     }
 }
@@ -151,6 +159,7 @@ fn clone(job: &Job, index: Rank, known: &Known, release: Duration) -> CloneRepor
     let ready_in = ready.map(|ready| ready.at.saturating_sub(release));
     CloneReport {
         index,
+        device: job.gpu(index).map(str::to_owned),
         source: ready.and_then(|r| r.hops.last()).map_or(planned, |hop| hop.source),
         hops: ready
             .map(|r| r.hops.iter().map(|h| Hop { source: h.source, transport: h.transport }).collect())

@@ -12,6 +12,7 @@ use crate::{
     wire::ErrorWire,
 };
 use flashboot_core::{Arena, ArenaSpec, Error, Kind, Result};
+use flashboot_cuda::{CudaArena, CudaArenaConfig, Device};
 use flashboot_driver::Step;
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind};
 use flashboot_rendezvous::{Board, SocketBoard};
@@ -102,17 +103,26 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
     let settings = Settings {
         sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
         memory: job.memory,
-        device: None,
+        device: job.gpu(args.rank).map(str::to_owned),
     };
     let endpoints =
         Registry::standard(&settings)?.open(job.settings.transport, &job.settings.allow, &settings).await?;
     let clock = Clock::Host;
     let began = clock.now();
     let spec = ArenaSpec { payload: job.bytes, shards: 1 };
-    let (arena, made) = HostArena::create(spec, &arena_config(job.memory, job.threads()))?;
+    let arena: Arc<dyn Arena> = match job.gpu(args.rank) {
+        Some(uuid) => {
+            let (arena, made) = CudaArena::create(&Device::find(uuid)?, spec, &CudaArenaConfig::default())?;
+            debug!(rank = args.rank, uuid, ?made, "arena");
+            arena
+        }
+        None => {
+            let (arena, made) = HostArena::create(spec, &arena_config(job.memory, job.threads()))?;
+            debug!(rank = args.rank, %made, "arena");
+            arena
+        }
+    };
     let arena_took = clock.now().saturating_sub(began);
-    debug!(rank = args.rank, %made, "arena");
-    let arena: Arc<dyn Arena> = arena;
 
     let kill_at = job.kill.filter(|kill| kill.rank == args.rank).map(|kill| kill.chunk);
     let observer = move |step: Step| {

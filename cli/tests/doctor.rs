@@ -1,0 +1,129 @@
+//! `doctor` reports what works, on a machine without a GPU and on the stand-in driver, and mends nothing.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests panic where they fail")]
+
+mod common;
+
+use common::{Place, object, said, stand_in::Driver};
+use serde_json::Value;
+use std::process::Command;
+
+fn diagnosis(mut command: Command) -> Value {
+    let output = command.arg("--json").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let found = object(&output);
+    for transport in found["transports"].as_array().unwrap() {
+        assert!(!transport["reason"].as_str().unwrap().is_empty(), "{transport}");
+        if transport["ready"] == false {
+            assert!(!transport["remedy"].as_str().unwrap().is_empty(), "{transport}");
+        }
+    }
+    for check in found["checks"].as_array().unwrap() {
+        assert!(check["name"].is_string() && check["needed"].is_string(), "{check}");
+        assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+        assert_eq!(check["ok"] == false, check["remedy"].is_string(), "{check}");
+    }
+    found
+}
+
+fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
+    list.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap()
+}
+
+/// A library path without a driver, whatever this machine has.
+fn without_driver(place: &Place) -> Driver {
+    let driver = Driver::new(place);
+    let library = place.path("driver/lib/libcuda.so.1");
+    std::fs::remove_file(&library).unwrap();
+    // Found first, by either name, and no library.
+    std::fs::write(&library, "").unwrap();
+    std::fs::write(library.with_extension(""), "").unwrap();
+    driver
+}
+
+#[test]
+fn a_machine_without_a_driver_is_a_finding() {
+    let place = Place::new();
+    let found = diagnosis(without_driver(&place).on(place.flashboot(&["doctor"])));
+    let names: Vec<_> = found["transports"].as_array().unwrap().iter().map(|t| &t["name"]).collect();
+    assert_eq!(names, ["imex", "ipc", "rdma", "tcp"]);
+    assert_eq!(found["devices"], Value::Array(Vec::new()));
+    let transports = &found["transports"];
+    assert_eq!(named(transports, "ipc")["ready"], true);
+    let imex = named(transports, "imex");
+    assert_eq!(imex["ready"], false);
+    assert!(imex["reason"].as_str().unwrap().contains("libcuda"), "{imex}");
+    assert!(named(transports, "rdma")["reason"].as_str().unwrap().contains("not part of this release"));
+    let libcuda = named(&found["checks"], "libcuda");
+    assert_eq!(libcuda["ok"], false);
+    assert!(named(&found["checks"], "memfd sealing")["ok"].as_bool().unwrap());
+    assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_gpu_that_claims_fabric_without_a_channel_is_told_so() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let found = diagnosis(driver.on(place.flashboot(&["doctor"])));
+    let devices = found["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert!(devices[0]["uuid"].as_str().unwrap().starts_with("GPU-"));
+    let imex = named(&found["transports"], "imex");
+    assert_eq!(imex["ready"], false);
+    let reason = imex["reason"].as_str().unwrap();
+    assert!(reason.contains("claims FABRIC handles, but this process can open no IMEX channel"), "{reason}");
+    assert!(reason.contains("CUDA_ERROR_NOT_PERMITTED"), "{reason}");
+    assert!(imex["remedy"].as_str().unwrap().contains("nvidia-modprobe -c 0"), "{imex}");
+    let ipc = named(&found["transports"], "ipc");
+    assert_eq!(ipc["memory"].as_array().unwrap().iter().filter(|m| m["ready"] == true).count(), 3, "{ipc}");
+    let checks = &found["checks"];
+    assert_eq!(named(checks, "FABRIC attribute")["ok"], true);
+    assert_eq!(named(checks, "FABRIC export")["ok"], false);
+    assert_eq!(named(checks, "peer access")["ok"], true);
+
+    let table = driver.on(place.flashboot(&["doctor"])).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("can open no IMEX channel") && table.contains("nvidia-modprobe -c 0"), "{table}");
+}
+
+#[test]
+fn with_a_channel_imex_is_ready_and_one_gpu_can_be_chosen() {
+    let place = Place::new();
+    let driver = Driver::new(&place).with_imex();
+    let found = diagnosis(driver.on(place.flashboot(&["doctor", "--device", "cuda:1"])));
+    assert_eq!(found["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(found["devices"][0]["number"], 1);
+    assert_eq!(named(&found["transports"], "imex")["ready"], true);
+    let bad = driver.on(place.flashboot(&["doctor", "--device", "the-big-one"])).output().unwrap();
+    assert_eq!(bad.status.code(), Some(2), "{}", said(&bad));
+}
+
+#[test]
+fn it_ends_in_time_and_says_what_it_did_not_reach() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let began = std::time::Instant::now();
+    let found = diagnosis(driver.on(place.flashboot(&["doctor", "--timeout", "0s"])));
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+    let fabric = named(&found["checks"], "FABRIC export");
+    assert!(fabric["found"].as_str().unwrap().starts_with("not tried: "), "{fabric}");
+    assert_eq!(named(&found["transports"], "imex")["ready"], false);
+}
+
+#[test]
+fn what_is_wrong_with_a_gpu_is_named() {
+    for (variable, value, check, words) in [
+        ("MIG", "1", "GPU", "MIG instance"),
+        ("DEVICES", "0", "GPU", "NO_DEVICE"),
+        ("DRIVER_VERSION", "12010", "driver version", "12.1"),
+    ] {
+        let place = Place::new();
+        let mut driver = Driver::new(&place);
+        driver.only(variable, value);
+        let found = diagnosis(driver.on(place.flashboot(&["doctor"])));
+        let check = named(&found["checks"], check);
+        assert_eq!(check["ok"], false, "{variable}");
+        assert!(check["found"].as_str().unwrap().contains(words), "{variable}: {check}");
+        assert_eq!(named(&found["transports"], "ipc")["ready"], true, "{variable}: host memory works");
+    }
+}

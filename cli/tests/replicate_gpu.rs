@@ -1,0 +1,164 @@
+//! `replicate --device` with real processes on the stand-in driver: arenas in GPU memory, every block verified there.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests panic where they fail")]
+
+mod common;
+
+use common::{MIB, Place, flip, object, said, stand_in::Driver, text};
+use serde_json::Value;
+use std::{collections::BTreeSet, path::PathBuf};
+
+struct Machine {
+    place: Place,
+    driver: Driver,
+    image: PathBuf,
+}
+
+impl Machine {
+    /// Two GPUs, and an image of five blocks.
+    fn new() -> Self {
+        let place = Place::new();
+        let driver = Driver::new(&place);
+        let image = place.image("m", &[("a", 40 * MIB), ("b", 30 * MIB), ("c", 9)]);
+        Self { place, driver, image }
+    }
+
+    fn replicate(&self, args: &[&str]) -> (i32, Value) {
+        let all = [&["replicate", text(&self.image), "--json"], args].concat();
+        let output = self.driver.on(self.place.flashboot(&all)).output().unwrap();
+        assert_eq!(self.place.left_over(), Vec::<PathBuf>::new(), "{}", said(&output));
+        (output.status.code().unwrap_or(-1), object(&output))
+    }
+
+    fn ok(&self, args: &[&str]) -> Value {
+        let (exit, report) = self.replicate(args);
+        assert_eq!(exit, 0, "{args:?}: {report}");
+        report
+    }
+
+    /// Kind, detail and remedy of a refusal.
+    fn refused(&self, args: &[&str], exit: i32) -> (String, String, String) {
+        let (found, report) = self.replicate(args);
+        assert_eq!(found, exit, "{args:?}: {report}");
+        let field = |name: &str| report["error"][name].as_str().unwrap_or_default().to_owned();
+        (field("kind"), field("detail"), field("remedy"))
+    }
+}
+
+fn all_verified(report: &Value) {
+    for clone in report["clones"].as_array().unwrap() {
+        assert_eq!((&clone["verified"], &clone["repaired"]), (&5.into(), &0.into()), "{clone}");
+    }
+}
+
+fn devices(report: &Value) -> Vec<String> {
+    let clones = report["clones"].as_array().unwrap().iter();
+    let all = std::iter::once(&report["seed"]).chain(clones);
+    all.map(|rank| rank["device"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn chains_and_stars_go_around_the_gpus() {
+    let machine = Machine::new();
+    for (topology, n) in [("chain", "3"), ("star", "2")] {
+        let report = machine.ok(&["-n", n, "--topology", topology, "--device", "cuda:*", "--chunk", "16MiB"]);
+        assert_eq!(report["transport"], "ipc");
+        all_verified(&report);
+        let devices = devices(&report);
+        assert!(devices.iter().all(|uuid| uuid.starts_with("GPU-")), "{devices:?}");
+        assert_eq!(devices.iter().collect::<BTreeSet<_>>().len(), 2, "{devices:?}");
+        assert_eq!((&devices[0], devices[0] == devices[1]), (&devices[2], false), "{devices:?}");
+        let passed = report["passed_over"].as_array().unwrap();
+        assert!(passed.iter().any(|p| p["name"] == "imex"), "FABRIC is refused without a channel: {report}");
+    }
+    let report = machine.ok(&["-n", "1", "--device", "cuda:1"]);
+    all_verified(&report);
+    assert_eq!(devices(&report).iter().collect::<BTreeSet<_>>().len(), 1);
+    let host = machine.ok(&["-n", "1"]);
+    assert_eq!((&host["seed"]["device"], &host["clones"][0]["device"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn with_a_channel_auto_takes_imex() {
+    let mut machine = Machine::new();
+    machine.driver = machine.driver.with_imex();
+    let report = machine.ok(&["-n", "3", "--device", "cuda:0,1", "--chunk", "16MiB"]);
+    assert_eq!((&report["transport"], &report["fallbacks"]), (&"imex".into(), &0.into()));
+    all_verified(&report);
+}
+
+#[test]
+fn survivors_finish_when_a_clone_on_a_gpu_is_killed() {
+    let machine = Machine::new();
+    let report = machine.ok(&["-n", "3", "--device", "cuda:*", "--chunk", "16MiB", "--kill", "2@1"]);
+    let clones = report["clones"].as_array().unwrap();
+    assert_eq!((&clones[1]["killed"], &clones[1]["ready_ms"]), (&true.into(), &Value::Null));
+    for clone in [&clones[0], &clones[2]] {
+        assert_eq!((&clone["verified"], &clone["killed"]), (&5.into(), &false.into()), "{clone}");
+    }
+}
+
+#[test]
+fn every_size_arrives_also_where_the_gpu_cannot_hash() {
+    let mut machine = Machine::new();
+    for (name, tensors, blocks) in [
+        ("none", &[][..], 0),
+        ("one", &[("t", 1)], 1),
+        ("block", &[("t", 16 * MIB)], 1),
+        ("more", &[("t", 16 * MIB), ("u", 1)], 2),
+    ] {
+        machine.image = machine.place.image(name, tensors);
+        for (variable, value) in [("SEED", "1"), ("NO_KERNEL", "1")] {
+            machine.driver.only(variable, value);
+            let report = machine.ok(&["-n", "2", "--device", "cuda:*"]);
+            for clone in report["clones"].as_array().unwrap() {
+                assert_eq!(clone["verified"], blocks, "{name}, {variable}: {clone}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_dies_is_an_error_and_no_hang() {
+    let mut machine = Machine::new();
+    machine.driver.only("FAULTS", "die:device=1:after=400");
+    let (exit, report) = machine.replicate(&["-n", "3", "--device", "cuda:*", "--chunk", "16MiB"]);
+    assert_eq!(exit, 1, "{report}");
+    assert!(report["error"]["detail"].as_str().unwrap().contains("clone"), "{report}");
+}
+
+#[test]
+fn damage_on_disk_is_found_on_the_gpu() {
+    let machine = Machine::new();
+    flip(&machine.image.join("target-0-0-0-0.img"), 20 * MIB as i64);
+    let (kind, detail, remedy) = machine.refused(&["-n", "1", "--device", "cuda:0"], 3);
+    assert_eq!(kind, "corrupt");
+    assert!(detail.contains("block 1") && detail.contains("on the GPU"), "{detail}");
+    assert!(remedy.contains("again"), "{remedy}");
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_with_a_remedy_before_anyone_starts() {
+    let mut machine = Machine::new();
+    for (variable, value, device, kind, words) in [
+        ("DEVICES", "0", "cuda:*", "unavailable", "NO_DEVICE"),
+        ("MIG", "1", "cuda:*", "unavailable", "MIG instance"),
+        ("DEVICES", "2", "cuda:7", "unavailable", "cuda:7"),
+        ("MEM", "100MiB", "cuda:0", "exhausted", "free"),
+    ] {
+        machine.driver.only(variable, value);
+        let (found, detail, remedy) = machine.refused(&["-n", "3", "--device", device], 1);
+        assert_eq!(found, kind, "{variable}: {detail}");
+        assert!(detail.contains(words), "{variable}: {detail}");
+        assert!(!remedy.is_empty(), "{variable}: {detail}");
+    }
+    let (kind, ..) = machine.refused(&["--device", "cuda:0", "--transport", "mock"], 2);
+    assert_eq!(kind, "invalid");
+    let (kind, ..) = machine.refused(&["--device", "the-big-one"], 2);
+    assert_eq!(kind, "usage");
+    // A driver that says so only when it comes to the arena: two trials of the probe go before.
+    machine.driver.only("FAULTS", "cuMemCreate:3:OUT_OF_MEMORY");
+    let (kind, detail, remedy) = machine.refused(&["--device", "cuda:0", "--transport", "ipc"], 1);
+    assert_eq!(kind, "exhausted", "{detail}");
+    assert!(!remedy.is_empty(), "{detail}");
+}

@@ -1,0 +1,71 @@
+//! Which GPUs hold the arenas, asked before anyone is started.
+
+use super::job::Job;
+use crate::config::Devices;
+use flashboot_core::{ByteSize, Error, Kind, Result};
+use flashboot_cuda::{Context, Device, bounded};
+use std::{collections::BTreeMap, time::Duration};
+
+/// How long a driver may take to say what there is: it sets a GPU up at its first use.
+const DRIVER: Duration = Duration::from_secs(20);
+
+/// The GPUs that `devices` means, in its order; none for host memory.
+///
+/// # Errors
+/// [`Kind::Unavailable`], with the remedy: no driver, no such GPU, a MIG instance. [`Kind::Invalid`]: no way to name one.
+pub(crate) async fn resolve(devices: &Devices, limit: Duration) -> Result<Vec<Device>> {
+    if *devices == Devices::Host {
+        return Ok(Vec::new());
+    }
+    let devices = devices.clone();
+    bounded("device", "an answer of the driver", limit.min(DRIVER), move || find(&devices)).await
+}
+
+fn find(devices: &Devices) -> Result<Vec<Device>> {
+    let found = match devices {
+        Devices::Host => Vec::new(),
+        Devices::All => match Device::all()? {
+            // Says what to do about it.
+            none if none.is_empty() => vec![Device::find("cuda:0")?],
+            all => all,
+        },
+        Devices::These(these) => these.iter().map(|one| Device::find(one)).collect::<Result<_>>()?,
+    };
+    found.iter().try_for_each(Device::refuse_mig)?;
+    Ok(found)
+}
+
+/// Refuses what cannot be: every rank asks its GPU for its own arena, but they ask at the same time.
+///
+/// # Errors
+/// [`Kind::Exhausted`], with what is asked of the GPU and what it has free.
+pub(crate) async fn admit(gpus: &[Device], job: &Job) -> Result<()> {
+    let mut asked: BTreeMap<&str, u32> = BTreeMap::new();
+    for uuid in (0..job.ranks()).filter_map(|rank| job.gpu(rank)) {
+        *asked.entry(uuid).or_default() += 1;
+    }
+    for (uuid, arenas) in asked {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid() == uuid).cloned() else { continue };
+        let bytes = job.bytes;
+        bounded("device", "an answer of the driver", DRIVER, move || room(&gpu, arenas, bytes)).await?;
+    }
+    Ok(())
+}
+
+/// The context lives as long as the question.
+fn room(gpu: &Device, arenas: u32, bytes: u64) -> Result<()> {
+    let (free, total) = Context::open(gpu)?.memory()?;
+    if bytes.saturating_mul(u64::from(arenas)) <= free {
+        return Ok(());
+    }
+    let detail = format!(
+        "{arenas} of {} ({bytes} bytes) asked for on {} {}, {} of {} free",
+        ByteSize(bytes),
+        gpu.name(),
+        gpu.uuid(),
+        ByteSize(free),
+        ByteSize(total)
+    );
+    let remedy = "free the GPU's memory (nvidia-smi shows who has it), use more GPUs, or fewer clones";
+    Err(Error::new(Kind::Exhausted, "arena", detail).with_remedy(remedy))
+}
