@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn the_products_kernel_is_taken_and_damaged_ones_are_not() {
-        let ours = ["flashboot_blake3_tiles", "flashboot_blake3_blocks", "flashboot_look"];
-        assert_eq!(entries(KERNEL).unwrap(), ours);
+        let kernels = ["flashboot_blake3_tiles", "flashboot_blake3_blocks", "flashboot_look"];
+        assert_eq!(entries(KERNEL).unwrap(), kernels);
         let half: String = KERNEL.chars().take(KERNEL.len() / 2).collect();
         assert_eq!(entries(&half), Err(code::INVALID_PTX));
         assert_eq!(entries(&KERNEL.replacen("mov.u32", "nov.u32", 1)), Err(code::INVALID_PTX));

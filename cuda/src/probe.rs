@@ -100,7 +100,12 @@ pub fn verdict(rungs: &[Rung], name: &str) -> Readiness {
     if said.is_empty() {
         said = failed().take(1).map(|rung| format!("{}: {}", rung.name, rung.found)).collect();
     }
-    let remedy = failed().find_map(|rung| rung.remedy.clone());
+    // A machine without NVML knows nothing of its fabric's state: the channel first.
+    let state_last = |rung: &&Rung| rung.name == FABRIC_STATE;
+    let known = failed().filter(|rung| !state_last(rung) && rung.name != name);
+    let remedies = known.chain(failed().filter(state_last)).chain(failed());
+    let mut remedies = remedies.filter_map(|rung| rung.remedy.clone());
+    let remedy = remedies.next();
     Readiness::Unavailable {
         reason: said.join("; "),
         remedy: remedy.unwrap_or_else(|| "see what nvidia-smi and dmesg say of the GPU".to_owned()),
@@ -360,6 +365,12 @@ mod tests {
         assert!(reason.contains("; FABRIC export: cuMemCreate: CUDA_ERROR_NOT_PERMITTED"), "{reason}");
         assert!(remedy.contains("nvidia-modprobe"), "{remedy}");
         assert_eq!(verdict(&rungs, POSIX_FD), Readiness::Ready);
+        let unknown = no(FABRIC_STATE, "no NVML", "install NVML");
+        let rungs: Vec<_> =
+            rungs.into_iter().map(|r| if r.name == FABRIC_STATE { unknown.clone() } else { r }).collect();
+        let Readiness::Unavailable { reason, remedy } = verdict(&rungs, FABRIC) else { panic!("ready") };
+        assert!(reason.starts_with("fabric state: no NVML; IMEX channel:"), "{reason}");
+        assert!(remedy.contains("nvidia-modprobe"), "{remedy}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) fn rows(text: &str) -> Vec<(String, String)> {
 /// The stand-in, where cargo leaves it for tests.
 fn library() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_driver-contract")).parent().unwrap();
-    let library = folder.join("deps/libcuda.so");
+    let library = folder.join("deps/libflashboot_cuda_sim.so");
     assert!(library.exists(), "{} was not built", library.display());
     library
 }

@@ -33,7 +33,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Outcome> {
 /// Where cargo has put it.
 fn library(workspace: &Workspace) -> Result<PathBuf> {
     let target = workspace.metadata()?.target_directory;
-    let library = target.join("debug/libcuda.so").into_std_path_buf();
+    let library = target.join("debug/libflashboot_cuda_sim.so").into_std_path_buf();
     fs::metadata(&library).with_context(|| library.display().to_string())?;
     Ok(library)
 }
