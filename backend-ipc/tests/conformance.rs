@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_conformance::{Fixture, WriteAttempt};
 use flashboot_core::{
-    Arena, ArenaSpec, Caps, HandleExchange, Locator, MemoryKind, Readiness, Result, Transport as _,
+    Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{path::Path, sync::Arc};
@@ -36,6 +36,10 @@ impl Fixture for IpcFixture {
     async fn open(&self, _: u32, dir: &Path) -> Result<Arc<dyn HandleExchange>> {
         let config = IpcConfig { directory: dir.to_owned(), ..IpcConfig::default() };
         IpcTransport::default().open(config).await
+    }
+
+    async fn probe_pair(&self, locator: &Locator, into: &Location) -> Readiness {
+        IpcTransport::default().probe_pair(locator, into).await
     }
 
     async fn try_write(&self, locator: &Locator, _: Arc<dyn Arena>) -> WriteAttempt {

@@ -6,18 +6,23 @@ use async_trait::async_trait;
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_conformance::{Fixture, WriteAttempt};
 use flashboot_core::{
-    Arena, ArenaSpec, Caps, HandleExchange, Locator, MemoryKind, Readiness, Result, Transport as _,
+    Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
 };
-use flashboot_cuda::{CudaArena, CudaArenaConfig, Device, Want};
-use std::{path::Path, sync::Arc};
+use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device, Want};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
-struct IpcCudaFixture;
+/// The GPU's context is made once a rank and kept, as every program does: to make one takes a driver up to a second.
+#[derive(Default)]
+struct IpcCudaFixture(OnceLock<Result<Context>>);
 
 /// Ranks go around the GPUs that there are.
-fn device(rank: u32) -> Result<Device> {
-    let mut devices = Device::all()?;
-    let number = rank as usize % devices.len().max(1);
-    if number < devices.len() { Ok(devices.swap_remove(number)) } else { Device::find("cuda:0") }
+fn context(rank: u32) -> Result<Context> {
+    let devices = Device::all()?;
+    let number = (rank as usize).checked_rem(devices.len()).unwrap_or(0);
+    Context::open(&Device::find(&format!("cuda:{number}"))?)
 }
 
 #[async_trait]
@@ -39,12 +44,17 @@ impl Fixture for IpcCudaFixture {
 
     fn arena(&self, rank: u32, spec: ArenaSpec) -> Result<Arc<dyn Arena>> {
         let config = CudaArenaConfig { posix_fd: Want::Must, ..CudaArenaConfig::default() };
-        CudaArena::create(&device(rank)?, spec, &config).map(|(arena, _)| arena as _)
+        let context = self.0.get_or_init(|| context(rank)).clone()?;
+        CudaArena::create_in(&context, spec, &config).map(|(arena, _)| arena as _)
     }
 
     async fn open(&self, _: u32, dir: &Path) -> Result<Arc<dyn HandleExchange>> {
         let config = IpcConfig { directory: dir.to_owned(), ..IpcConfig::default() };
         IpcTransport::default().open(config).await
+    }
+
+    async fn probe_pair(&self, locator: &Locator, into: &Location) -> Readiness {
+        IpcTransport::default().probe_pair(locator, into).await
     }
 
     /// Nobody is stopped: a handle maps for writing too, for whoever asks the driver (rows `import-read-write` and
@@ -55,5 +65,5 @@ impl Fixture for IpcCudaFixture {
 }
 
 fn main() -> std::process::ExitCode {
-    flashboot_conformance::main(|| Box::new(IpcCudaFixture))
+    flashboot_conformance::main(|| Box::new(IpcCudaFixture::default()))
 }

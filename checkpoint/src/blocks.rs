@@ -50,6 +50,18 @@ pub(crate) fn geometry(payload: u64) -> Result<Geometry> {
         .map_err(|e| Error::NotJson { file: std::path::PathBuf::new(), detail: e.to_string() })
 }
 
+/// Runs `others` on up to `count` threads, as many as the system gives, and `mine` on this one.
+pub(crate) fn on_threads(count: usize, others: impl Fn() + Sync, mine: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        for _ in 0..count {
+            if std::thread::Builder::new().spawn_scoped(scope, &others).is_err() {
+                break;
+            }
+        }
+        mine();
+    });
+}
+
 /// Runs `work` on every block of `geometry`; the first error stops all workers and is returned.
 pub(crate) fn each_block(
     what: &Path,
@@ -67,28 +79,34 @@ pub(crate) fn each_block(
         failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
     };
     let workers = workers.min(usize::try_from(blocks).unwrap_or(workers));
-    std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                let mut slab = Slab::new(slab_len);
-                while !stop.load(Ordering::Relaxed) {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= blocks {
-                        return;
-                    }
-                    if progress.cancelled() {
-                        return fail(Error::Cancelled { path: what.into() });
-                    }
-                    let range = geometry.block_range(index);
-                    if let Err(e) = work(index, range, &mut slab) {
-                        return fail(e);
-                    }
-                    let before = done.fetch_add(range.len(), Ordering::Relaxed);
-                    progress.advance(before.saturating_add(range.len()), total);
-                }
-            });
+    let work = |mut slab: Slab| {
+        while !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= blocks {
+                return;
+            }
+            if progress.cancelled() {
+                return fail(Error::Cancelled { path: what.into() });
+            }
+            let range = geometry.block_range(index);
+            if let Err(e) = work(index, range, &mut slab) {
+                return fail(e);
+            }
+            let before = done.fetch_add(range.len(), Ordering::Relaxed);
+            progress.advance(before.saturating_add(range.len()), total);
         }
-    });
+    };
+    // This thread works too, so a system that has no more threads or memory to give makes it slow, no worse.
+    let mine = Slab::new(what, slab_len)?;
+    on_threads(
+        workers.saturating_sub(1),
+        || {
+            if let Ok(slab) = Slab::new(what, slab_len) {
+                work(slab);
+            }
+        },
+        || work(mine),
+    );
     failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 

@@ -13,6 +13,23 @@ pub struct IoCause {
     pub text: String,
 }
 
+impl IoCause {
+    /// What helps against a limit that was reached.
+    pub fn remedy(&self) -> Option<&'static str> {
+        // Linux numbers, the same on x86_64 and aarch64.
+        Some(match self.errno? {
+            11 => "raise the limit on threads (ulimit -u)",
+            12 => "free memory, or raise the limit on it (ulimit -v, the container's)",
+            23 => "close programs that hold files open",
+            24 => "raise the limit on open files (ulimit -n)",
+            27 => "raise the limit on file sizes (ulimit -f), or choose a file system that has larger files",
+            28 => "free space or inodes (df, df -i), or choose another place",
+            122 => "free space within your quota, or choose another place",
+            _ => return None,
+        })
+    }
+}
+
 impl From<&io::Error> for IoCause {
     fn from(e: &io::Error) -> Self {
         Self { kind: e.kind(), errno: e.raw_os_error(), text: e.to_string() }

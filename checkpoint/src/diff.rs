@@ -1,12 +1,14 @@
 //! Whether two models are the same, tensor by tensor: checkpoints, images, or one of each. How the tensors are
 //! spread over files, and in what order, makes no difference.
 
+use crate::direct::zeroes;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::inspect::Opened;
 use crate::open::{Checkpoint, OpenOptions};
 use crate::source::Source;
-use flashboot_core::Dtype;
+use crate::verify::{VerifyOptions, verify};
+use flashboot_core::{BLOCK, Dtype};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -68,8 +70,8 @@ pub enum DifferenceKind {
     },
 }
 
-/// Compares what `a` and `b` hold. Two images of one id are equal without a look at their payloads: use `verify`
-/// to know that a payload is what its image says.
+/// Compares what `a` and `b` hold. Images of one id, and an image whose bytes differ, are verified: damage is
+/// [`Error::BadBlock`], no difference, and never equal.
 pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     let (a, b) = (Opened::open(a, options)?, Opened::open(b, options)?);
     let (side_a, side_b) = (Side::new(&a)?, Side::new(&b)?);
@@ -83,6 +85,8 @@ pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     if let (Opened::Image(a), Opened::Image(b)) = (&a, &b)
         && a.id() == b.id()
     {
+        refuse_damaged(a)?;
+        refuse_damaged(b)?;
         return Ok(report);
     }
     for (name, one) in &side_a.entries {
@@ -95,8 +99,28 @@ pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     for name in side_b.entries.keys().filter(|name| !side_a.entries.contains_key(*name)) {
         report.add(name, Some(DifferenceKind::OnlyInB));
     }
+    if report.differences.iter().any(|d| matches!(d.what, DifferenceKind::Bytes { .. })) {
+        // Bytes that an image has not got right are damage, no difference between two models.
+        for opened in [&a, &b] {
+            if let Opened::Image(image) = opened {
+                refuse_damaged(image)?;
+            }
+        }
+    }
     report.differences.sort_by(|x, y| flashboot_core::layout::natural_order(&x.tensor, &y.tensor));
     Ok(report)
+}
+
+fn refuse_damaged(image: &Image) -> Result<()> {
+    let report = verify(image, &VerifyOptions::default(), &())?;
+    for (found, rank) in report.ranks.iter().zip(image.files()) {
+        if let Some(&block) = found.bad_blocks.first() {
+            let begin = block.saturating_mul(BLOCK);
+            let end = begin.saturating_add(BLOCK).min(rank.payload_bytes);
+            return Err(Error::BadBlock { file: rank.path.clone(), block, begin, end });
+        }
+    }
+    Ok(())
 }
 
 impl DiffReport {
@@ -180,7 +204,10 @@ fn compare(a: &Side<'_>, one: &Entry<'_>, b: &Side<'_>, other: &Entry<'_>) -> Re
     }
     // One dtype and one shape are one length.
     let len = usize::try_from(one.bytes).unwrap_or(PIECE).min(PIECE);
-    let (mut left, mut right) = (vec![0; len], vec![0; len]);
+    let buffer = |side: &Side<'_>, entry: &Entry<'_>| {
+        zeroes(side.files.get(entry.file).map_or(Path::new(""), |file| &file.path), len)
+    };
+    let (mut left, mut right) = (buffer(a, one)?, buffer(b, other)?);
     let mut at = 0;
     while at < one.bytes {
         let now = usize::try_from(one.bytes - at).unwrap_or(len).min(len);

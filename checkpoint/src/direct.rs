@@ -18,13 +18,14 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    pub(crate) fn new(len: usize) -> Self {
+    /// `path` is for errors only.
+    pub(crate) fn new(path: &Path, len: usize) -> Result<Self> {
         let align = PAYLOAD_ALIGN as usize;
-        let bytes = vec![0; len.saturating_add(align)];
+        let bytes = zeroes(path, len.saturating_add(align))?;
         let start = bytes.as_ptr().align_offset(align);
         // Without an answer from the allocator's pointer the kernel refuses direct IO and buffered IO serves.
         let start = if start < align { start } else { 0 };
-        Self { bytes, start, len }
+        Ok(Self { bytes, start, len })
     }
 
     /// The first `len` bytes, or all of it if it is shorter.
@@ -32,6 +33,17 @@ impl Slab {
         let end = self.start.saturating_add(len.min(self.len));
         self.bytes.get_mut(self.start..end).unwrap_or_default()
     }
+}
+
+/// `len` zeroes, or an error where `vec!` would end the process.
+pub(crate) fn zeroes(path: &Path, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if bytes.try_reserve_exact(len).is_err() {
+        let none = std::io::Error::from_raw_os_error(rustix::io::Errno::NOMEM.raw_os_error());
+        return Err(Error::io("malloc", path, &none));
+    }
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 /// A file opened twice: direct, where that works, and buffered.

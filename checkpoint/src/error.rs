@@ -49,7 +49,7 @@ pub enum Error {
         found: u64,
     },
     /// Any other failed system call.
-    #[error("{}: {op} failed: {cause}", path.display())]
+    #[error("{}: {op} failed: {cause}{}", path.display(), appended(cause.remedy()))]
     Io {
         /// The call.
         op: &'static str,
@@ -300,6 +300,14 @@ pub enum Error {
         /// In a shard, not named by the index.
         not_in_index: Names,
     },
+    /// Shards beside an index that it does not name.
+    #[error("{}: the index is stale: it names nothing of {names}, which lie beside it and are numbered as its shards are; fetch the index and the shards of one revision, or move those files away", index.display())]
+    ShardNotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The files.
+        names: Names,
+    },
     /// One name in two shards.
     #[error("{}: tensor `{tensor}` is in `{other}` too; a name may appear in one shard", file.display())]
     InTwoShards {
@@ -324,6 +332,12 @@ pub enum Error {
     #[error(transparent)]
     Layout(#[from] LayoutError),
 
+    /// An image where a checkpoint is needed.
+    #[error("{}: is an image already, a checkpoint is needed; unpack it first or name a checkpoint", path.display())]
+    IsImage {
+        /// The image.
+        path: PathBuf,
+    },
     /// Not an image: no `metadata.json` of ours.
     #[error("{}: is not an image: {detail}", path.display())]
     NotAnImage {
@@ -404,6 +418,10 @@ fn listed(title: &str, names: &Names) -> String {
     if names.is_empty() { String::new() } else { format!("{title}{names}") }
 }
 
+fn appended(remedy: Option<&str>) -> String {
+    remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
+}
+
 impl Error {
     /// From a failed call on `path`; EACCES, ENOENT, EISDIR and ENOSPC become what they mean.
     pub(crate) fn io(op: &'static str, path: &Path, e: &io::Error) -> Self {
@@ -413,6 +431,69 @@ impl Error {
             io::ErrorKind::PermissionDenied => Self::NotPermitted { op, path },
             io::ErrorKind::IsADirectory => Self::IsDirectory { path },
             _ => Self::Io { op, path, cause: e.into() },
+        }
+    }
+
+    /// What was being done, as the boundary's error names it: the call, or the step.
+    pub fn op(&self) -> &'static str {
+        match self {
+            Self::Io { op, .. } | Self::NotPermitted { op, .. } => op,
+            Self::Missing { .. }
+            | Self::IsDirectory { .. }
+            | Self::NotRegular { .. }
+            | Self::NoSafetensors { .. }
+            | Self::SeveralIndices { .. }
+            | Self::IsImage { .. }
+            | Self::NotAnImage { .. } => "open",
+            Self::NoSpace { .. } => "write",
+            Self::Exists { .. } => "create",
+            Self::NotReplaceable { .. } => "replace",
+            Self::Changed { .. } => "read",
+            Self::IndexPath { .. }
+            | Self::MissingShard { .. }
+            | Self::StaleIndex { .. }
+            | Self::ShardNotInIndex { .. } => "index",
+            Self::TrailingOverCap { .. } | Self::Layout(_) => "pack",
+            Self::ImageVersion { .. }
+            | Self::ImageId { .. }
+            | Self::ImageSize { .. }
+            | Self::ImageHash { .. }
+            | Self::BadBlock { .. } => "verify",
+            Self::NotUnpackable { .. } => "unpack",
+            Self::Cancelled { .. } => "stop",
+            _ => "parse",
+        }
+    }
+
+    /// What a person can do about it, where the error has it; the end of its text.
+    pub fn remedy(&self) -> Option<String> {
+        self.parts().1
+    }
+
+    /// The sentence without what the boundary's error has in fields of its own, and the remedy.
+    fn parts(&self) -> (String, Option<String>) {
+        let text = self.to_string();
+        match self {
+            Self::Io { path, cause, .. } => {
+                let said = if cause.errno.is_some() { String::new() } else { format!(": {cause}") };
+                (format!("{}{said}", path.display()), cause.remedy().map(str::to_owned))
+            }
+            // Texts without a remedy, in which only a name could hold a semicolon.
+            Self::Field { .. }
+            | Self::Shape { .. }
+            | Self::ShapeBytes { .. }
+            | Self::Reversed { .. }
+            | Self::Hole { .. }
+            | Self::Overlap { .. }
+            | Self::Layout(_)
+            | Self::NotAnImage { .. }
+            | Self::NotUnpackable { .. }
+            | Self::Cancelled { .. } => (text, None),
+            // Every other text ends with one, and no remedy holds a semicolon.
+            _ => match text.rsplit_once("; ") {
+                Some((sentence, remedy)) => (sentence.to_owned(), Some(remedy.to_owned())),
+                None => (text, None),
+            },
         }
     }
 
@@ -427,9 +508,12 @@ impl Error {
                 Some(12 | 23 | 24 | 27 | 28 | 122) => Kind::Exhausted,
                 _ => Kind::Io,
             },
-            Self::Exists { .. } | Self::NotReplaceable { .. } | Self::SeveralIndices { .. } => Kind::Invalid,
+            Self::Exists { .. }
+            | Self::NotReplaceable { .. }
+            | Self::SeveralIndices { .. }
+            | Self::IsImage { .. } => Kind::Invalid,
             Self::Layout(_) | Self::NotUnpackable { .. } => Kind::Invalid,
-            Self::ImageVersion { .. } => Kind::Mismatch,
+            Self::ImageVersion { .. } | Self::ShardNotInIndex { .. } => Kind::Mismatch,
             Self::Cancelled { .. } => Kind::Cancelled,
             _ => Kind::Corrupt,
         }
@@ -438,16 +522,47 @@ impl Error {
 
 impl From<Error> for flashboot_core::Error {
     fn from(e: Error) -> Self {
-        let op = match &e {
-            Error::Io { op, .. } | Error::NotPermitted { op, .. } => op,
-            _ => "checkpoint",
-        };
-        let made = Self::new(e.kind(), op, e.to_string());
-        match &e {
+        let (detail, remedy) = e.parts();
+        let made = Self::new(e.kind(), e.op(), detail);
+        let made = match &e {
             Error::Io { cause: IoCause { errno: Some(errno), .. }, .. } => {
                 made.with_code(Code::Errno(*errno))
             }
             _ => made,
+        };
+        match remedy {
+            Some(remedy) => made.with_remedy(remedy),
+            None => made,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn io(errno: i32) -> Error {
+        Error::io("open", Path::new("a; b"), &io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn the_boundarys_error_says_each_thing_once() {
+        let e = flashboot_core::Error::from(io(40));
+        assert_eq!((e.op(), e.detail(), e.remedy()), ("open", "a; b", None));
+        assert_eq!(e.to_string(), format!("open: a; b: {}", io::Error::from_raw_os_error(40)));
+        let e = flashboot_core::Error::from(io(24));
+        assert_eq!((e.kind(), e.detail()), (Kind::Exhausted, "a; b"));
+        assert!(e.remedy().is_some_and(|r| r.contains("ulimit -n")), "{e}");
+        assert!(io(24).to_string().ends_with("(ulimit -n)"), "{}", io(24));
+    }
+
+    #[test]
+    fn a_remedy_is_split_from_its_sentence() {
+        let e = flashboot_core::Error::from(Error::HeaderOverCap { file: "a; b".into(), size: 9, cap: 8 });
+        assert_eq!(e.op(), "parse");
+        assert_eq!(e.detail(), "a; b: the header is 9 bytes, above the cap of 8");
+        assert_eq!(e.remedy(), Some("if the file is sound, raise the header cap"));
+        let hole = Error::Hole { file: "a; b".into(), tensor: "t".into(), begin: 2, needed: 1 };
+        assert_eq!(hole.remedy(), None);
     }
 }

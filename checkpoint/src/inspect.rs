@@ -53,6 +53,7 @@ pub struct Inspection {
     /// Checkpoint or image.
     pub kind: InspectedKind,
     /// Where.
+    #[serde(serialize_with = "crate::text::lossy")]
     pub path: PathBuf,
     /// Tensors, aliases not counted; of an image over all its rank images.
     pub tensors: u64,
@@ -79,7 +80,7 @@ pub struct Inspection {
     /// `model_type` of the checkpoint's `config.json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_type: Option<String>,
-    /// What a person should know: a `config.json` that could not be used.
+    /// What a person should know: a `config.json` that could not be used, files that the index leaves out.
     pub notes: Vec<String>,
 }
 
@@ -142,9 +143,7 @@ fn inspect_checkpoint(path: &Path, checkpoint: &Checkpoint) -> Inspection {
         found.aliases.insert(alias.clone(), name);
     }
     found.model_type = checkpoint.config().model_type.clone();
-    if let Some(why) = &checkpoint.config().unreadable {
-        found.notes.push(format!("config.json is not valid JSON and was not used: {why}"));
-    }
+    found.notes = checkpoint.notes().to_vec();
     found
 }
 

@@ -1,5 +1,6 @@
 //! From a path to a checkpoint: which files belong to it, that each is sound, and that they agree.
 
+use crate::blocks::on_threads;
 use crate::cause::Names;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -8,6 +9,7 @@ use crate::index::Index;
 use crate::source::{Identity, Source};
 use crate::tensors::Tensors;
 use flashboot_core::ByteSize;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -97,6 +99,7 @@ pub struct Checkpoint {
     aliases: Vec<(String, usize)>,
     index: Option<IndexFile>,
     config: ModelConfig,
+    notes: Vec<String>,
 }
 
 impl Checkpoint {
@@ -108,7 +111,13 @@ impl Checkpoint {
         if meta.is_dir() {
             return match find_index(path)? {
                 Some(index) => Self::from_index(path, &index, options),
-                None => Self::from_files(path, list_safetensors(path)?, options),
+                None => {
+                    let files = list_safetensors(path)?;
+                    if files.is_empty() && crate::image::is_image(path)? {
+                        return Err(Error::IsImage { path: path.into() });
+                    }
+                    Self::from_files(path, files, options)
+                }
             };
         }
         let dir = match path.parent() {
@@ -142,7 +151,15 @@ impl Checkpoint {
             }
             other => other,
         })?;
-        Self::assemble(dir, parts, Some(&source))
+        let unrelated = check_all_named(dir, path, &index)?;
+        let mut checkpoint = Self::assemble(dir, parts, Some(&source))?;
+        if !unrelated.is_empty() {
+            let index = checkpoint.index.as_ref().map_or("the index", |index| &index.name);
+            let note =
+                format!("{unrelated} lie beside {index}, which does not name them: they were not read");
+            checkpoint.notes.push(note);
+        }
+        Ok(checkpoint)
     }
 
     fn assemble(dir: &Path, parts: Parts, index: Option<&Source>) -> Result<Self> {
@@ -157,7 +174,11 @@ impl Checkpoint {
                 Some(IndexFile { name, path: source.path.clone(), identity: source.identity })
             }
         };
-        Ok(Self { dir: dir.into(), shards, tensors, aliases, index, config })
+        let mut notes = Vec::new();
+        if let Some(why) = &config.unreadable {
+            notes.push(format!("config.json is not valid JSON and was not used: {why}"));
+        }
+        Ok(Self { dir: dir.into(), shards, tensors, aliases, index, config, notes })
     }
 
     /// The directory its files lie in.
@@ -188,6 +209,11 @@ impl Checkpoint {
     /// What its `config.json` says.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What a person should know: a `config.json` that could not be used, files that the index leaves out.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Bytes of all tensors.
@@ -234,6 +260,33 @@ fn find_index(dir: &Path) -> Result<Option<PathBuf>> {
 fn list_safetensors(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
     let names = entries(dir)?.into_iter().filter(|n| n.ends_with(".safetensors") && !n.starts_with('.'));
     Ok(names.map(|n| (n.clone(), dir.join(n))).collect())
+}
+
+/// Checks that no shard beside an index is left out of it: a file numbered as the index's own are. Others are
+/// returned, to be told.
+fn check_all_named(dir: &Path, path: &Path, index: &Index) -> Result<Names> {
+    let families: HashSet<&str> = index.files.iter().filter_map(|name| shard_family(name)).collect();
+    let named: HashSet<&str> = index.files.iter().map(String::as_str).collect();
+    let (mut shards, mut unrelated) = (Names::default(), Names::default());
+    for (name, _) in list_safetensors(dir)?.iter().filter(|(name, _)| !named.contains(name.as_str())) {
+        match shard_family(name) {
+            Some(family) if families.contains(family) => shards.push(name),
+            _ => unrelated.push(name),
+        }
+    }
+    if shards.is_empty() {
+        Ok(unrelated)
+    } else {
+        Err(Error::ShardNotInIndex { index: path.into(), names: shards })
+    }
+}
+
+/// `model` of `model-00001-of-00002.safetensors`.
+fn shard_family(name: &str) -> Option<&str> {
+    let (rest, total) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (family, number) = rest.rsplit_once('-')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (digits(total) && digits(number)).then_some(family)
 }
 
 /// All shards' headers, merged.
@@ -285,12 +338,7 @@ fn read_shards(files: &[(String, PathBuf)], options: &OpenOptions) -> Result<Par
             turned.notify_all();
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(work);
-        }
-        work();
-    });
+    on_threads(threads.saturating_sub(1), work, work);
     let (lock, _) = merged;
     lock.into_inner().unwrap_or_else(PoisonError::into_inner).1
 }

@@ -34,6 +34,7 @@ pub struct PackOptions {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct PackReport {
     /// Where the image is.
+    #[serde(serialize_with = "crate::text::lossy")]
     pub image: PathBuf,
     /// Its id.
     pub id: String,
@@ -47,6 +48,8 @@ pub struct PackReport {
     pub ranks: u64,
     /// The payload's BLAKE3 hash.
     pub root: String,
+    /// What a person should know of the checkpoint: [`Checkpoint::notes`].
+    pub notes: Vec<String>,
 }
 
 /// Packs `checkpoint` as the single coordinate of an unsplit model into the directory `dest`, which appears whole
@@ -92,6 +95,7 @@ pub fn pack(
         separator,
         ranks: metadata.ranks.len() as u64,
         root: first.map_or_else(String::new, |rank| rank.root.clone()),
+        notes: checkpoint.notes().to_vec(),
     })
 }
 

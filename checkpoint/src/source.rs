@@ -1,6 +1,7 @@
 //! Files that are read: opened once, checked to be regular, read with `pread`, never mapped, so that a bad disk
 //! is an error and not a signal.
 
+use crate::direct::zeroes;
 use crate::error::{Error, Result};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::{fs::File, io, path::Path, path::PathBuf};
@@ -62,7 +63,7 @@ impl Source {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             return Err(too_long());
         }
-        let mut bytes = vec![0; usize::try_from(len).map_err(|_| too_long())?];
+        let mut bytes = zeroes(&self.path, usize::try_from(len).map_err(|_| too_long())?)?;
         self.read_at(offset, &mut bytes)?;
         Ok(bytes)
     }
@@ -84,7 +85,7 @@ impl Source {
         mut take: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let end = offset.saturating_add(len);
-        let mut buffer = vec![0; piece.min(usize::try_from(len).unwrap_or(piece))];
+        let mut buffer = zeroes(&self.path, piece.min(usize::try_from(len).unwrap_or(piece)))?;
         while offset < end {
             let now = usize::try_from(end - offset).unwrap_or(piece).min(buffer.len());
             let part = buffer.get_mut(..now).unwrap_or_default();

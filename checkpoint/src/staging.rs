@@ -1,6 +1,6 @@
 //! A directory that appears whole or not at all.
 //!
-//! Everything is written into `.NAME.partial-<random>` beside the destination, synced, and renamed into place.
+//! Everything is written into `.NAME.partial-<random>` (a hash for a long name) beside the destination, synced, and renamed into place.
 //! The writer holds a lock on that directory, so a later writer can tell a dead one's leavings from a live
 //! one's work. Whatever fails or is killed leaves at most such a directory, which no reader looks for.
 
@@ -10,6 +10,9 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+
+/// Bytes of a destination's name that a partial's repeats.
+const LONGEST: usize = 100;
 
 /// A destination being made.
 #[derive(Debug)]
@@ -42,7 +45,7 @@ impl Staging {
             }
             (Ok(_), _) => return Err(exists()),
         };
-        let prefix = format!(".{}.partial-", name.to_string_lossy());
+        let prefix = prefix(&name.to_string_lossy());
         remove_leavings(&parent, &prefix)?;
         let (partial, lock) = make_locked(&parent, &prefix)?;
         Ok(Self { dest: dest.into(), parent, partial, replaced, _lock: lock })
@@ -65,11 +68,11 @@ impl Staging {
     /// Gives an error of a write that ran out of space its numbers.
     pub(crate) fn explain(&self, e: Error, needed: u64) -> Error {
         match &e {
-            Error::Io { cause, .. } if cause.kind == std::io::ErrorKind::StorageFull => Error::NoSpace {
-                path: self.dest.clone(),
-                needed,
-                found: available(&self.partial).unwrap_or(0),
-            },
+            Error::Io { cause, .. } if cause.kind == std::io::ErrorKind::StorageFull => {
+                let found = available(&self.partial).unwrap_or(0);
+                // With room for all of it something else ran out: inodes, or another's file took the space.
+                if found >= needed { e } else { Error::NoSpace { path: self.dest.clone(), needed, found } }
+            }
             _ => e,
         }
     }
@@ -108,6 +111,16 @@ impl Drop for Staging {
         // What cannot be removed is removed by the next writer.
         let _ = std::fs::remove_dir_all(&self.partial);
     }
+}
+
+/// How the names of partials of `name` begin: a long name is shortened, so that theirs are no longer than a file
+/// system allows.
+fn prefix(name: &str) -> String {
+    if name.len() <= LONGEST {
+        return format!(".{name}.partial-");
+    }
+    let hash = blake3::hash(name.as_bytes()).to_hex();
+    format!(".flashboot-{}.partial-", hash.get(..16).unwrap_or_default())
 }
 
 /// Creates and syncs one small file.

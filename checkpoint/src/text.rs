@@ -1,7 +1,12 @@
-//! Texts out of JSON without an allocation each.
+//! Texts out of JSON without an allocation each, and paths into it.
 
 use serde::de::{self, DeserializeSeed, Visitor};
-use std::fmt;
+use std::{fmt, path::Path};
+
+/// Serialises a path that need not be UTF-8: work that is done is not reported as failed for its name.
+pub(crate) fn lossy<S: serde::Serializer>(path: &Path, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(&path.to_string_lossy())
+}
 
 /// Reads a text into a buffer that is kept.
 pub(crate) struct TextInto<'b>(pub(crate) &'b mut String);

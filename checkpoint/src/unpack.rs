@@ -24,6 +24,7 @@ pub struct UnpackOptions {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct UnpackReport {
     /// Where the checkpoint is.
+    #[serde(serialize_with = "crate::text::lossy")]
     pub checkpoint: PathBuf,
     /// The image's id.
     pub id: String,

@@ -52,6 +52,20 @@ fn a_stale_index_is_refused_with_the_names() {
 }
 
 #[test]
+fn a_shard_that_the_index_forgets_is_refused_and_a_stranger_is_told() {
+    let dir = model();
+    let second = "model-00002-of-00002.safetensors";
+    edit_index(dir.path(), |map| map.retain(|_, shard| shard != second));
+    let found = open(dir.path()).unwrap_err();
+    let Error::ShardNotInIndex { index, names } = &found else { panic!("{found:?}") };
+    assert_eq!((index, &names.first), (&dir.path().join(INDEX), &vec![second.to_owned()]));
+    assert_eq!(found.kind(), Kind::Mismatch);
+    std::fs::rename(dir.path().join(second), dir.path().join("consolidated.safetensors")).unwrap();
+    let notes = open(dir.path()).unwrap().notes().to_vec();
+    assert!(notes.len() == 1 && notes[0].contains("`consolidated.safetensors`"), "{notes:?}");
+}
+
+#[test]
 fn an_index_that_leaves_its_directory_is_refused() {
     for (entry, problem) in [("../x.safetensors", "`..`"), ("/etc/passwd", "absolute")] {
         let dir = model();

@@ -61,6 +61,27 @@ impl From<flashboot_checkpoint::Error> for Failure {
             Kind::Io | Kind::Exhausted | Kind::Cancelled => 1,
             _ => 3,
         };
-        Self { error: Box::new(ErrorWire::from(&Error::from(e))), exit, beside: Map::new() }
+        let flag = flag(&e);
+        let mut error = Error::from(e);
+        if let Some(flag) = flag {
+            error = error.with_remedy(flag);
+        }
+        Self { error: Box::new(ErrorWire::from(&error)), exit, beside: Map::new() }
+    }
+}
+
+/// The remedy in this command's words, where a flag is the remedy.
+fn flag(e: &flashboot_checkpoint::Error) -> Option<&'static str> {
+    use flashboot_checkpoint::Error as E;
+    match e {
+        E::Exists { path } if path.is_dir() => Some("choose another name, or replace it with --replace"),
+        // The same error bounds an index and metadata, which no flag does.
+        E::HeaderOverCap { file, .. } if file.extension().is_some_and(|x| x == "safetensors") => {
+            Some("if the file is sound, raise the cap with --header-cap SIZE (or pack.header_cap)")
+        }
+        E::Trailing { .. } => {
+            Some("accept them with --allow-trailing (or pack.allow_trailing), if that is meant")
+        }
+        _ => None,
     }
 }

@@ -43,6 +43,24 @@ pub(crate) fn count(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
+/// `text` without characters that steer a terminal; `lines` says whether it may have several.
+pub(crate) fn plain(text: &str, lines: bool) -> String {
+    let steers = |c: char| {
+        // Beside the controls those that turn the direction of writing round.
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        turns || (c.is_control() && !(lines && c == '\n'))
+    };
+    let mut plain = String::with_capacity(text.len());
+    for c in text.chars() {
+        if steers(c) {
+            plain.extend(c.escape_default());
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,5 +84,11 @@ mod tests {
         assert_eq!(ms(123.4), "123 ms");
         assert_eq!(ms(1234.0), "1.23 s");
         assert_eq!((count(1, "clone"), count(0, "clone")), ("1 clone".into(), "0 clones".into()));
+    }
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped() {
+        assert_eq!(plain("a\u{1b}[31m\rb\nc → ü\u{202e}", true), "a\\u{1b}[31m\\rb\nc → ü\\u{202e}");
+        assert_eq!(plain("a\nb", false), "a\\nb");
     }
 }

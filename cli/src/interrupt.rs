@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP: verbs stop, leave nothing behind, and say that they were stopped.
+//! SIGINT, SIGTERM and SIGHUP: verbs stop, leave nothing behind, and say that they were stopped. SIGXFSZ: an error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +27,19 @@ pub(crate) async fn signalled() {
         () = on(SignalKind::hangup()) => {}
     }
     ASKED.store(true, Ordering::Relaxed);
+}
+
+/// Makes a write past the limit on file sizes an error (EFBIG), which says what to do, where it would end the process
+/// with SIGXFSZ.
+pub(crate) fn survive_file_limit() {
+    /// SIGXFSZ of Linux on x86_64 and aarch64.
+    const SIGXFSZ: i32 = 25;
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+    let _inside = runtime.enter();
+    // The handler stays installed past the runtime; nobody waits for the signal.
+    if let Err(error) = signal(SignalKind::from_raw(SIGXFSZ)) {
+        tracing::debug!(%error, "the limit on file sizes ends this process");
+    }
 }
 
 /// Lets blocking verbs see the signals through [`asked`].

@@ -1,6 +1,6 @@
 //! What goes to stdout and stderr. A reader that went away (`| head`) is no error and no panic.
 
-use crate::exit::Failure;
+use crate::{exit::Failure, human};
 use serde_json::{Value, json};
 use std::{
     io::{self, Write},
@@ -40,7 +40,7 @@ impl Output {
 
     /// Text for people; nothing with `--json`.
     pub(crate) fn text(self, text: &str) -> Result<(), Failure> {
-        if self.json { Ok(()) } else { write(text) }
+        if self.json { Ok(()) } else { write(&human::plain(text, true)) }
     }
 
     /// Prints why a verb failed; its exit code.
@@ -51,7 +51,9 @@ impl Output {
             object.insert("error".into(), json!(failure.error));
             let _ = write(&format!("{}\n", Value::Object(object)));
         } else {
-            let _ = writeln!(io::stderr(), "flashboot: {}", failure.error.message);
+            // Usage may point into a file of several lines; elsewhere a line's end is some name's.
+            let lines = failure.exit == 2;
+            let _ = writeln!(io::stderr(), "flashboot: {}", human::plain(&failure.error.message, lines));
         }
         ExitCode::from(failure.exit)
     }

@@ -86,17 +86,25 @@ pub(crate) struct Setting {
 impl Settings {
     /// Merges every layer. `file` is what `--config` gave.
     pub(crate) fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, Failure> {
-        let named =
-            file.map(Path::to_owned).or_else(|| std::env::var_os("FLASHBOOT_CONFIG").map(PathBuf::from));
+        let in_environment = || std::env::var_os("FLASHBOOT_CONFIG").filter(|path| !path.is_empty());
+        let named = file.map(Path::to_owned).or_else(|| in_environment().map(PathBuf::from));
         let path = named.clone().unwrap_or_else(|| FILE.into());
         let mut figment = Figment::from(Layer { name: DEFAULTS, dict: defaults() });
         match std::fs::metadata(&path) {
+            // Looked at before it is opened: opening a pipe would wait for its writer.
+            Ok(meta) if !meta.is_file() => {
+                let path = path.display();
+                return Err(Failure::usage(format!("configuration file {path}: is not a regular file")));
+            }
             Ok(_) => figment = figment.merge(Toml::file_exact(&path)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && named.is_none() => {}
             Err(e) => return Err(Failure::usage(format!("configuration file {}: {e}", path.display()))),
         }
+        // An empty path means that it is not set.
+        let empty = std::env::var_os("FLASHBOOT_CACHE").is_some_and(|path| path.is_empty());
+        let ignored: &[&str] = if empty { &["config", "cache"] } else { &["config"] };
         // The stand-in driver's variables are not ours to read.
-        let ours = Env::prefixed(PREFIX).ignore(&["config"]).filter(|key| !key.starts_with("CUDA_SIM_"));
+        let ours = Env::prefixed(PREFIX).ignore(ignored).filter(|key| !key.starts_with("CUDA_SIM_"));
         figment = figment.merge(ours.split("__"));
         let mut dict = Dict::new();
         for Override { key, value, .. } in &overrides.0 {
@@ -141,6 +149,19 @@ impl Settings {
                 return Err(Failure::usage(format!(
                     "`{key}` is {value} (from {from}): between 1 and {most} are possible"
                 )));
+            }
+        }
+        let waits = [
+            ("replicate.stall", replicate.stall),
+            ("replicate.setup_timeout", replicate.setup_timeout),
+            ("replicate.transfer_timeout", replicate.transfer_timeout),
+            ("replicate.pull_timeout", replicate.pull_timeout),
+            ("replicate.import_timeout", replicate.import_timeout),
+        ];
+        for (key, wait) in waits {
+            if wait.is_zero() {
+                let from = self.origin(key);
+                return Err(Failure::usage(format!("`{key}` is 0 (from {from}): a wait must be longer")));
             }
         }
         Ok(())

@@ -48,6 +48,10 @@ fn paths_that_are_not_what_they_should_be_are_refused() {
         refused(&place, &[verb, "nothing"], 3, &["nothing"]);
         refused(&place, &[verb, "empty"], 3, &["is not an image"]);
     }
+    checkpoint(&place, "a", &safetensors(&[("t", 1)]));
+    for file in ["a/model.safetensors", "/dev/null"] {
+        refused(&place, &["verify", file], 3, &["is not an image"]);
+    }
     refused(&place, &["unpack", "empty", "-o", "back"], 3, &["is not an image"]);
     refused(&place, &["diff", "empty", "nothing"], 3, &["empty"]);
     refused(&place, &["demo", "--model", "nothing"], 3, &["nothing"]);
@@ -68,7 +72,13 @@ fn broken_checkpoints_are_refused_with_file_tensor_and_sizes() {
     let huge = checkpoint(&place, "huge", &u64::MAX.to_le_bytes());
     refused(&place, &["pack", &huge, "-o", "image"], 3, &["model.safetensors"]);
     let cap = ["pack", "--header-cap", "16", &cut, "-o", "image"];
-    refused(&place, &cap, 3, &["above the cap of 16"]);
+    let error = refused(&place, &cap, 3, &["above the cap of 16", "--header-cap"]);
+    assert_eq!(error["op"], "parse");
+    assert!(error["remedy"].as_str().unwrap().contains("--header-cap"));
+    let mut more = whole.clone();
+    more.push(0);
+    let more = checkpoint(&place, "more", &more);
+    refused(&place, &["pack", &more, "-o", "image"], 3, &["1 bytes after", "--allow-trailing"]);
 
     fs::create_dir(place.path("sharded")).unwrap();
     let index = r#"{"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
@@ -120,7 +130,10 @@ fn damaged_images_are_refused_before_a_byte_moves() {
 fn what_is_there_is_not_overwritten_unasked() {
     let place = Place::new();
     let image = place.image("m", &[("t", 100)]);
-    refused(&place, &["pack", "m", "-o", text(&image)], 3, &["already exists"]);
+    refused(&place, &["pack", "m", "-o", text(&image)], 3, &["already exists", "--replace"]);
+    refused(&place, &["pack", text(&image), "-o", "again"], 3, &["is an image already"]);
+    let long = "n".repeat(255);
+    place.ok(&["pack", "m", "-o", &long]);
     place.ok(&["pack", "m", "-o", text(&image), "--replace"]);
     fs::create_dir(place.path("mine")).unwrap();
     fs::write(place.path("mine/thesis.txt"), "x").unwrap();
@@ -155,6 +168,9 @@ fn bad_usage_exits_with_2() {
         (&["replicate", image, "--allow", "ipc,pigeon"], &["pigeon"]),
         (&["replicate", image, "--depth", "0"], &["replicate.depth"]),
         (&["replicate", image, "--stall", "soon"], &["soon"]),
+        (&["replicate", image, "--stall", "0s"], &["replicate.stall", "--stall"]),
+        (&["replicate", image, "--setup-timeout", "0s"], &["--setup-timeout"]),
+        (&["replicate", image, "--transfer-timeout", "0ms"], &["--transfer-timeout"]),
         (&["replicate", image, "--rank", "target-9-0-0-0"], &["target-9-0-0-0", "target-0-0-0-0"]),
         (&["replicate", image, "--kill", "0@0"], &["seed"]),
         (&["replicate", image, "--kill", "2@0"], &["no such clone"]),
@@ -212,6 +228,37 @@ fn what_may_not_be_read_is_not_taken_for_missing() {
         as_nobody(&place, place.flashboot(&["pack", "m", "-o", "image2"]).arg("--json")).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(!place.path("image2").exists());
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_an_error_with_a_remedy() {
+    let place = Place::new();
+    place.image("m", &[("t", MIB)]);
+    let command = place.flashboot(&["pack", "m", "-o", "big", "--json"]);
+    let mut limited = Command::new("prlimit");
+    limited.args(["--fsize=65536", "--"]).arg(command.get_program()).args(command.get_args());
+    let output = limited.current_dir(place.0.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let error = &object(&output)["error"];
+    assert_eq!((&error["kind"], &error["code"]), (&"exhausted".into(), &27.into()), "{error}");
+    assert!(error["remedy"].as_str().unwrap().contains("ulimit -f"));
+    assert!(!place.path("big").exists());
+}
+
+#[test]
+fn without_threads_the_work_is_done_all_the_same() {
+    let place = Place::new();
+    let image = place.image("m", &[("t", 40 * MIB)]);
+    fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    for args in
+        [&["verify", text(&image)][..], &["pack", "m", "-o", "i"], &["unpack", text(&image), "-o", "b"]]
+    {
+        let command = as_nobody(&place, &place.flashboot(args));
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nproc=1", "--"]).arg(command.get_program()).args(command.get_args());
+        let output = limited.current_dir(place.0.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", said(&output));
+    }
 }
 
 /// The same command without root's powers, when this is root.

@@ -113,3 +113,19 @@ fn logs_are_json_on_request_and_on_stderr() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line}"));
     }
 }
+
+#[test]
+fn a_pipe_is_refused_and_empty_paths_are_not_set() {
+    let place = Place::new();
+    let run = |place: &Place| {
+        let mut command = place.flashboot(&["config", "show", "--json"]);
+        command.env("FLASHBOOT_CONFIG", "").env("FLASHBOOT_CACHE", "").output().unwrap()
+    };
+    let output = run(&place);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(object(&output)["cache"].is_null());
+    let made = std::process::Command::new("mkfifo").arg(place.path("flashboot.toml")).status().unwrap();
+    assert!(made.success());
+    let output = run(&place);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}

@@ -44,6 +44,34 @@ fn a_checkpoint_goes_there_and_back_bit_for_bit() {
 }
 
 #[test]
+fn a_path_that_is_not_utf8_is_no_failure() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let place = Place::new();
+    place.image("m", &[("t", 100)]);
+    let name = std::ffi::OsStr::from_bytes(b"im\xffage");
+    let output = place.flashboot(&["pack", "m", "--json", "-o"]).arg(name).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", common::said(&output));
+    assert_eq!(common::object(&output)["image"], "im\u{fffd}age");
+    for verb in ["inspect", "verify", "replicate"] {
+        let output = place.flashboot(&[verb, "--json"]).arg(name).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{verb}: {}", common::said(&output));
+    }
+}
+
+#[test]
+fn a_config_that_cannot_be_used_is_noted_by_pack() {
+    let place = Place::new();
+    place.image("m", &[("t", 100)]);
+    fs::write(place.path("m/config.json"), "{\"x\": Infinity}").unwrap();
+    let output = place.flashboot(&["pack", "m", "-o", "again"]).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("note      config.json"),
+        "{}",
+        common::said(&output)
+    );
+}
+
+#[test]
 fn a_difference_is_named_and_exits_with_1() {
     let place = Place::new();
     for (name, len) in [("x", 10), ("y", 11)] {
@@ -70,6 +98,16 @@ fn damage_is_found_by_block_and_exits_with_3() {
     let output = place.flashboot(&["verify", text(&image)]).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stdout).contains("block 1 (bytes 16777216..33554432)"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 block does not match"));
+    place.ok(&["pack", "m", "-o", "sound"]);
+    for other in ["m", "sound"] {
+        let (code, refused) = place.json(&["diff", other, text(&image)]);
+        assert_eq!(
+            (code, &refused["error"]["op"]),
+            (3, &"verify".into()),
+            "damage is no difference: {refused}"
+        );
+    }
 
     // Neither is it unpacked nor replicated, and nothing is left of the attempt.
     let (code, refused) = place.json(&["unpack", text(&image), "-o", "back"]);
@@ -82,6 +120,25 @@ fn damage_is_found_by_block_and_exits_with_3() {
         assert!(message.contains("block 1") && message.contains("target-0-0-0-0.img"), "{message}");
     }
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn the_headline_of_replicate_is_what_its_clones_verified() {
+    let place = Place::new();
+    let image = place.image("m", &[("t", 33 * MIB)]);
+    for (args, says) in [
+        (&["-n", "2"][..], "16MiB, every block verified\n"),
+        (&["-n", "2", "--topology", "star", "--kill", "2@0"], "every block verified at 1 of them only"),
+        (&["--no-verify"], "NOT VERIFIED"),
+    ] {
+        let output = place
+            .flashboot(&["replicate", text(&image), "--chunk", "16MiB", "--transport", "ipc"])
+            .args(args)
+            .output()
+            .unwrap();
+        let said = common::said(&output);
+        assert!(output.status.success() && said.contains(says), "{args:?}: {said}");
+    }
 }
 
 #[test]
@@ -142,6 +199,8 @@ fn without_a_model_the_demonstration_says_what_to_do() {
     let error = &common::object(&output)["error"];
     assert_eq!(error["kind"], "unavailable");
     assert!(error["remedy"].as_str().unwrap().contains("--model"));
+    let (code, _) = place.json(&["demo", "--model", "nothing", "--keep", "new/er/kept"]);
+    assert!(code == 3 && !place.path("new").exists(), "a failed demonstration keeps nothing");
     let left: Vec<_> = fs::read_dir(place.path("cache")).unwrap().collect();
     assert!(left.is_empty(), "nothing half-made stays in the cache");
 }

@@ -1,6 +1,6 @@
 //! What a case has at hand on one rank.
 
-use crate::{Fixture, Misfortune, Ranks, faulty::Faulty, oracle};
+use crate::{Fixture, Misfortune, Ranks, Resources, faulty::Faulty, oracle};
 use async_trait::async_trait;
 use flashboot_core::{
     Arena, ArenaSpec, ByteRange, Error, Export, Generation, Geometry, HandleExchange, Locator, Mover, PeerId,
@@ -96,6 +96,21 @@ impl Ctx {
                 return;
             }
             last = now;
+        }
+    }
+
+    /// Waits until no more is held than `before`, which what is dropped on a thread of a transport's own takes a while to
+    /// let go of, and gives what is.
+    pub(crate) async fn settled_to(&self, before: Resources) -> Resources {
+        let began = tokio::time::Instant::now();
+        loop {
+            let now = self.fixture.resources();
+            if now.descriptors <= before.descriptors && now.mappings <= before.mappings
+                || began.elapsed() > SETUP
+            {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a transport supplies to be tested.
 
 use async_trait::async_trait;
-use flashboot_core::{Arena, ArenaSpec, Caps, HandleExchange, Locator, Readiness, Result};
+use flashboot_core::{Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, Readiness, Result};
 use std::{path::Path, sync::Arc};
 
 /// What ranks are.
@@ -53,6 +53,9 @@ pub trait Fixture: Send + Sync {
 
     /// Opens the endpoint of `rank`; `dir` is a directory of the rank's own, mode 0700.
     async fn open(&self, rank: u32, dir: &Path) -> Result<Arc<dyn HandleExchange>>;
+
+    /// The transport's own, for memory at `into`.
+    async fn probe_pair(&self, locator: &Locator, into: &Location) -> Readiness;
 
     /// Tries, by every means the transport gives a reader, to write to what `locator` names. `into` is an
     /// arena that could be imported into.

@@ -146,7 +146,7 @@ impl Registry {
                     "transport",
                     format!("{name} is not among those allowed"),
                 )
-                .with_remedy("add it to `replicate.allow`, or choose another transport"));
+                .with_remedy("add it to --allow (replicate.allow), or choose another transport"));
             }
             Choice::Only(name) => vec![name],
             Choice::Auto => {
@@ -234,6 +234,12 @@ fn none_left(what: &str, passed: &[PassedOver]) -> Error {
     let error = Error::new(Kind::Unavailable, "transport", format!("{what} ({})", each.join("; ")));
     match passed.iter().find(|p| !p.remedy.is_empty()) {
         Some(p) => error.with_remedy(p.remedy.clone()),
+        None if passed.is_empty() => Error::new(
+            Kind::Unavailable,
+            "transport",
+            format!("{what}: none that is allowed moves bytes between processes"),
+        )
+        .with_remedy("add one, such as ipc, to --allow (replicate.allow), or choose --transport mock"),
         None => error,
     }
 }
@@ -366,7 +372,8 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashboot_core::Caps;
+    use flashboot_core::{ArenaSpec, Caps, Generation};
+    use flashboot_memory::{HostArena, HostArenaConfig};
 
     #[derive(Debug)]
     struct Absent(TransportName);
@@ -435,6 +442,48 @@ mod tests {
         registry.register(Absent(TransportName::Tcp), |_| ());
         let e = registry.open(Choice::Only(TransportName::Tcp), &[], &settings).await.unwrap_err();
         assert!(e.detail().contains("the arenas are in GPU memory"), "{e}");
+    }
+
+    #[derive(Debug)]
+    struct Untouched;
+
+    #[async_trait]
+    impl HandleExchange for Untouched {
+        async fn export(&self, _: Arc<dyn Arena>, _: Duration) -> Result<Box<dyn Export>> {
+            Err(Error::new(Kind::Invalid, "export", "asked all the same"))
+        }
+        async fn import(&self, _: &Locator, _: Arc<dyn Arena>, _: Duration) -> Result<Box<dyn Mover>> {
+            Err(Error::new(Kind::Invalid, "import", "asked all the same"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pair_of_memories_that_is_not_served_is_passed_over_by_name() {
+        let registered = Registered { transport: Absent(TransportName::Rdma), configure: |_| () };
+        let endpoints = Endpoints {
+            ready: vec![Endpoint {
+                name: TransportName::Rdma,
+                exchange: Arc::new(Untouched),
+                backend: Some(Arc::new(registered)),
+            }],
+            passed: Vec::new(),
+        };
+        let spec = ArenaSpec { payload: 9, shards: 1 };
+        let into: Arc<dyn Arena> = HostArena::create(spec, &HostArenaConfig::default()).unwrap().0;
+        let locator = Locator {
+            transport: TransportName::Rdma,
+            generation: Generation::from_random(5),
+            payload: 9,
+            capacity: into.capacity(),
+            shards: 1,
+            location: Location::Gpu { boot_id: "b".into(), uuid: "GPU-0".into() },
+            endpoint: "anywhere".into(),
+        };
+        let e = endpoints.import(&[locator], &into, Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(e.kind(), Kind::Mismatch);
+        assert_eq!(e.detail(), "rdma moves host to host memory, not GPU to host");
+        let e = endpoints.export(&into, Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(e.detail(), "asked all the same", "host memory it serves");
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ mod cache;
 mod fuzz;
 mod ignored;
 pub(crate) mod python;
+mod stand_in;
 
 use crate::{
     ptx, shell,
@@ -44,6 +45,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     });
     let models = prepare_models(workspace, python.as_deref(), &mut stages);
     run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
+    stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));

@@ -46,6 +46,9 @@ impl Image {
                 Error::NotAnImage { path: dir.into(), detail: format!("{} is missing", path.display()) }
             }
             Error::Missing { .. } => Error::Missing { path: dir.into() },
+            Error::Io { .. } if dir.exists() && !dir.is_dir() => {
+                Error::NotAnImage { path: dir.into(), detail: "it is no directory".into() }
+            }
             other => other,
         })?;
         let metadata = unseal(&path, &source.all(METADATA_CAP)?)?;

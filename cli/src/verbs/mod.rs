@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
     let Cli { global, verb } = cli;
+    interrupt::survive_file_limit();
     // A worker has its settings from its parent and reads none.
     if let Verb::Worker(args) = verb {
         return worker::run(args);

@@ -47,8 +47,10 @@ pub(super) struct Timed<'r, R: serde::Serialize> {
 }
 
 pub(super) fn line(report: &PackReport, took: Duration) -> String {
+    let notes: String =
+        report.notes.iter().map(|note| format!("note      {}\n", human::plain(note, false))).collect();
     format!(
-        "packed    {} in {}, {}\n          {} (id {})\n",
+        "packed    {} in {}, {}\n          {} (id {})\n{notes}",
         human::count(report.tensors, "tensor"),
         human::bytes(report.bytes),
         paced(report.bytes, took),

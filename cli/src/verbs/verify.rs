@@ -37,8 +37,9 @@ pub(super) fn text(report: &VerifyReport, took: Duration) -> String {
         );
     }
     let mut text = format!(
-        "DAMAGED   {} of {bytes} do not match: pack or fetch the image again\n",
-        human::count(report.bad_blocks.len() as u64, "block")
+        "DAMAGED   {} {} not match, of {bytes} in all: pack or fetch the image again\n",
+        human::count(report.bad_blocks.len() as u64, "block"),
+        if report.bad_blocks.len() == 1 { "does" } else { "do" },
     );
     for rank in report.ranks.iter().filter(|rank| !rank.bad_blocks.is_empty()) {
         for block in &rank.bad_blocks {

@@ -63,8 +63,7 @@ async fn leaks(ctx: Ctx) {
         }
     }
     ctx.barrier("read").await;
-    ctx.settled().await;
-    assert_eq!(ctx.fixture.resources(), before, "after 50 readers");
+    assert_eq!(ctx.settled_to(before).await, before, "after 50 readers");
     ctx.barrier("done").await;
 }
 
@@ -76,6 +75,5 @@ async fn exporter_leaks(ctx: Ctx) {
     for round in 1..30 {
         drop(ctx.fresh_member(&geometry, round).await);
     }
-    ctx.settled().await;
-    assert_eq!(ctx.fixture.resources(), before, "after 30 arenas exported and dropped");
+    assert_eq!(ctx.settled_to(before).await, before, "after 30 arenas exported and dropped");
 }

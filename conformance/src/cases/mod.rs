@@ -7,6 +7,7 @@ mod gather;
 mod generation;
 mod locator;
 mod membership;
+mod probe;
 mod repair;
 mod sizes;
 mod spans;
@@ -23,6 +24,7 @@ pub(crate) fn table() -> Vec<Case> {
     broadcast::cases(&mut table);
     gather::cases(&mut table);
     membership::cases(&mut table);
+    probe::cases(&mut table);
     generation::cases(&mut table);
     locator::cases(&mut table);
     repair::cases(&mut table);

@@ -1,4 +1,4 @@
-//! The machine itself: state, and one function per event.
+//! The machine itself: state, what begins and what lands; how sources are lost is in `loss`.
 
 use super::{Command, Event, Policy};
 use crate::{
@@ -49,7 +49,7 @@ impl Assignment {
 
 /// A source as the machine sees it.
 #[derive(Debug)]
-enum Link {
+pub(super) enum Link {
     Attaching,
     Up,
     /// Lost; its last pulls have not quiesced.
@@ -60,10 +60,10 @@ enum Link {
 
 /// A leg and what is still to be pulled of it, in order.
 #[derive(Debug)]
-struct Work {
-    source: PeerId,
-    shard: ShardId,
-    chunks: VecDeque<ChunkRef>,
+pub(super) struct Work {
+    pub(super) source: PeerId,
+    pub(super) shard: ShardId,
+    pub(super) chunks: VecDeque<ChunkRef>,
 }
 
 /// What of one shard is verified.
@@ -76,7 +76,7 @@ struct Verified {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Idle,
     Running,
     /// Waiting for pulls to quiesce before failing.
@@ -87,23 +87,23 @@ enum Phase {
 /// One replica. See the [module](super) for what it holds to.
 #[derive(Debug)]
 pub struct Replica {
-    policy: Policy,
-    geometry: Geometry,
+    pub(super) policy: Policy,
+    pub(super) geometry: Geometry,
     gate: Gate,
     held: Vec<ShardId>,
-    work: VecDeque<Work>,
+    pub(super) work: VecDeque<Work>,
     verified: BTreeMap<ShardId, Verified>,
-    links: BTreeMap<PeerId, Link>,
+    pub(super) links: BTreeMap<PeerId, Link>,
     /// What each source was last seen to have.
     words: BTreeMap<(PeerId, ShardId), u64>,
-    in_flight: BTreeMap<ChunkRef, PeerId>,
+    pub(super) in_flight: BTreeMap<ChunkRef, PeerId>,
     /// Blocks found bad and not yet replaced, by chunk, and how often the chunk was tried at this source.
-    damaged: BTreeMap<ChunkRef, (BTreeSet<u64>, u32)>,
+    pub(super) damaged: BTreeMap<ChunkRef, (BTreeSet<u64>, u32)>,
     /// The word that is waited for, and when to give up.
-    watch: Option<(PeerId, ShardId, u64, Duration)>,
-    losses: u32,
+    pub(super) watch: Option<(PeerId, ShardId, u64, Duration)>,
+    pub(super) losses: u32,
     repaired: u64,
-    phase: Phase,
+    pub(super) phase: Phase,
 }
 
 impl Replica {
@@ -195,7 +195,7 @@ impl Replica {
         }
     }
 
-    fn attach(&mut self, source: PeerId, out: &mut Vec<Command>) {
+    pub(super) fn attach(&mut self, source: PeerId, out: &mut Vec<Command>) {
         self.links.insert(source, Link::Attaching);
         self.words.retain(|(peer, _), _| *peer != source);
         out.push(Command::Attach { source });
@@ -299,107 +299,6 @@ impl Replica {
             );
             self.lose(source, cause.with_peer(source), out);
         }
-    }
-
-    /// Gives a source up: its pulls are cancelled now, the rest follows when they have quiesced.
-    fn lose(&mut self, source: PeerId, cause: Error, out: &mut Vec<Command>) {
-        match self.links.get_mut(&source) {
-            Some(link @ (Link::Attaching | Link::Up)) => {
-                if matches!(link, Link::Up) && self.in_flight.values().any(|peer| *peer == source) {
-                    out.push(Command::Abort { source });
-                }
-                *link = Link::Draining(cause);
-                self.losses = self.losses.saturating_add(1);
-                if self.watch.is_some_and(|(peer, ..)| peer == source) {
-                    self.watch = None;
-                }
-            }
-            Some(Link::Draining(_) | Link::Seeking(_)) | None => {}
-        }
-    }
-
-    fn on_reassigned(&mut self, lost: PeerId, to: Option<PeerId>, out: &mut Vec<Command>) {
-        let Some(Link::Seeking(cause)) = self.links.get(&lost) else { return };
-        let cause = cause.clone();
-        self.links.remove(&lost);
-        let Some(to) = to else {
-            // Damage and a refilled source stay what they are; any other loss is a loss.
-            let kind = if cause.kind().is_refusal() { cause.kind() } else { Kind::SourceLost };
-            let detail = format!("no other holder has what is missing; the last source was lost by: {cause}");
-            self.stop(Error::new(kind, "replicate", detail).with_peer(lost), out);
-            return;
-        };
-        for work in self.work.iter_mut().filter(|work| work.source == lost) {
-            work.source = to;
-        }
-        for (_, tries) in self.damaged.values_mut() {
-            *tries = 0;
-        }
-        if !self.links.contains_key(&to) && self.phase == Phase::Running {
-            self.attach(to, out);
-        }
-    }
-
-    fn stop(&mut self, cause: Error, out: &mut Vec<Command>) {
-        if matches!(self.phase, Phase::Idle | Phase::Running) {
-            self.phase = Phase::Stopping(cause);
-            self.watch = None;
-            let busy: BTreeSet<_> = self.in_flight.values().copied().collect();
-            out.extend(busy.into_iter().map(|source| Command::Abort { source }));
-        }
-    }
-
-    /// Lets go of lost sources whose pulls have quiesced, and ends a stopping replica.
-    fn drain(&mut self, out: &mut Vec<Command>) {
-        let busy: BTreeSet<_> = self.in_flight.values().copied().collect();
-        let mut lost = Vec::new();
-        for (source, link) in &mut self.links {
-            if let Link::Draining(cause) = link
-                && !busy.contains(source)
-            {
-                let cause = cause.clone();
-                lost.push((*source, cause.clone()));
-                *link = Link::Seeking(cause);
-            }
-        }
-        for (source, cause) in lost {
-            out.push(Command::Detach { source });
-            if self.phase != Phase::Running {
-                continue;
-            }
-            // Nothing left to read from it: it is not missed.
-            let Some(work) = self.work.iter().find(|work| work.source == source && !work.chunks.is_empty())
-            else {
-                self.links.remove(&source);
-                continue;
-            };
-            if self.losses > self.policy.max_losses {
-                let detail = format!("{} sources were lost, the last one: {cause}", self.losses);
-                self.stop(Error::new(Kind::SourceLost, "replicate", detail), out);
-                continue;
-            }
-            let from = work
-                .chunks
-                .front()
-                .map_or(0, |chunk| chunk.range.start - self.geometry.shard_range(work.shard).start);
-            out.push(Command::Seek { lost: source, shard: work.shard, from, cause });
-        }
-        if let Phase::Stopping(cause) = &self.phase
-            && self.in_flight.is_empty()
-        {
-            let cause = cause.clone();
-            self.end(out);
-            out.push(Command::Fail { cause });
-        }
-    }
-
-    fn end(&mut self, out: &mut Vec<Command>) {
-        for (source, link) in std::mem::take(&mut self.links) {
-            if matches!(link, Link::Up) {
-                out.push(Command::Detach { source });
-            }
-        }
-        self.phase = Phase::Over;
     }
 
     /// Starts what can be started; says what is waited for; notices the end.

@@ -13,6 +13,7 @@
 //! - it ends, in `Complete` or in `Fail`, as long as every command is answered.
 
 mod event;
+mod loss;
 mod machine;
 #[cfg(test)]
 mod tests;

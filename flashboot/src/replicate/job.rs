@@ -20,6 +20,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) image: String,
+    #[serde(with = "any_path")]
     pub(crate) payload: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) block: u64,
@@ -30,6 +31,23 @@ pub(crate) struct Job {
     /// UUIDs of the GPUs that hold the arenas, rank r's the r-th of them around; none: host memory.
     pub(crate) gpus: Vec<String>,
     pub(crate) kill: Option<Kill>,
+}
+
+/// A path that need not be UTF-8.
+mod any_path {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+    use std::{
+        ffi::OsString,
+        path::{Path, PathBuf},
+    };
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, s: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().serialize(s)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
+        OsString::deserialize(d).map(PathBuf::from)
+    }
 }
 
 impl Job {

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     config::{Choice, Pages},
+    scratch::Scratch,
     wire::ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
@@ -20,8 +21,7 @@ use flashboot_memory::{budget, pages::HugePages};
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};
 use std::{
     collections::VecDeque,
-    fs::Permissions,
-    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    os::unix::process::ExitStatusExt as _,
     path::Path,
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -100,9 +100,9 @@ fn admit(job: &Job) -> Result<()> {
     budget::admit(job.bytes.saturating_mul(u64::from(job.ranks())))
 }
 
-fn run_directory(parent: &Path) -> Result<tempfile::TempDir> {
-    let private = Permissions::from_mode(0o700);
-    tempfile::Builder::new().prefix(RUN_PREFIX).permissions(private).tempdir_in(parent).map_err(|e| {
+/// What runs that were killed with all their workers left behind goes first.
+fn run_directory(parent: &Path) -> Result<Scratch> {
+    Scratch::new(parent, RUN_PREFIX).map_err(|e| {
         let detail = format!("a directory for sockets in {}", parent.display());
         Error::from_io("mkdir", &e, detail).with_remedy("point TMPDIR at a directory that can be written")
     })
@@ -328,7 +328,9 @@ fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
     command.process_group(0);
     command.spawn().map_err(|e| {
         let detail = format!("starting {} as {}", workers.program.display(), who(rank));
-        Error::from_io("spawn", &e, detail)
+        Error::from_io("spawn", &e, detail).with_remedy(
+            "raise the limits on processes and descriptors (ulimit -u, ulimit -n), or start fewer clones",
+        )
     })
 }
 
