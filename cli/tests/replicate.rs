@@ -141,6 +141,9 @@ fn signal(pid: u32, name: &str) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
+/// How long anything may take that is to happen at all; none of these tests is about how fast.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -185,7 +188,7 @@ fn no_worker_outlives_its_parent() {
     parent.wait().unwrap();
     // A stopped process cannot act on anything but a kill; the others go at once.
     signal(stopped, "-CONT");
-    until("every worker is gone", Duration::from_secs(2), || processes(&place.path("run")).is_empty());
+    until("every worker is gone", PATIENCE, || processes(&place.path("run")).is_empty());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new(), "the run's directory goes with them");
 }
 
@@ -216,7 +219,7 @@ fn a_parent_that_is_asked_to_stop_ends_its_workers() {
     let output = parent.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert_eq!(object(&output)["error"]["kind"], "cancelled");
-    until("every worker is gone", Duration::from_secs(2), || processes(&place.path("run")).is_empty());
+    until("every worker is gone", PATIENCE, || processes(&place.path("run")).is_empty());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
 }
 

@@ -50,7 +50,7 @@ impl Driver {
 /// The stand-in, where cargo leaves it for tests.
 fn library() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_flashboot")).parent().unwrap();
-    let library = folder.join("deps/libcuda.so");
+    let library = folder.join("deps/libflashboot_cuda_sim.so");
     assert!(library.exists(), "{} was not built", library.display());
     library
 }
