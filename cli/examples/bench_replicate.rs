@@ -239,23 +239,26 @@ fn replicate(
     clones: u32,
     verify: bool,
 ) -> Result<Report> {
-    let outcome = runtime.block_on(run(Request {
-        source: source.clone(),
-        settings: Replicate {
-            clones,
-            verify,
-            transport: Choice::Only(TransportName::Ipc),
-            ..Replicate::default()
+    let outcome = runtime.block_on(run(
+        Request {
+            source: source.clone(),
+            settings: Replicate {
+                clones,
+                verify,
+                transport: Choice::Only(TransportName::Ipc),
+                ..Replicate::default()
+            },
+            memory: Memory::default(),
+            kill: None,
+            workers: Workers {
+                program: std::env::current_exe()?,
+                args: vec!["worker".into()],
+                directory: std::env::temp_dir(),
+                stderr: |rank, line| eprintln!("rank {rank}: {line}"),
+            },
         },
-        memory: Memory::default(),
-        kill: None,
-        workers: Workers {
-            program: std::env::current_exe()?,
-            args: vec!["worker".into()],
-            directory: std::env::temp_dir(),
-            stderr: |rank, line| eprintln!("rank {rank}: {line}"),
-        },
-    }))?;
+        std::future::pending(),
+    ))?;
     match outcome.error {
         None => Ok(outcome.report),
         Some(e) => Err(e.into()),

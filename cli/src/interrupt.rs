@@ -10,23 +10,31 @@ pub(crate) fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Waits for one of the signals, which from then on do not end the process by themselves.
-pub(crate) async fn signalled() {
-    let on = |kind| async move {
-        match signal(kind) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(error) => {
-                tracing::debug!(%error, "cannot watch a signal");
-                std::future::pending::<()>().await;
+/// Waits for one of the signals. From the call on, not only from the first poll, they do not end the process by
+/// themselves. Must be called on a runtime with IO.
+pub(crate) fn signalled() -> impl Future<Output = ()> {
+    let on = |kind| {
+        let watched = signal(kind);
+        async move {
+            match watched {
+                Ok(mut signal) => drop(signal.recv().await),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot watch a signal");
+                    std::future::pending::<()>().await;
+                }
             }
         }
     };
-    tokio::select! {
-        () = on(SignalKind::interrupt()) => {}
-        () = on(SignalKind::terminate()) => {}
-        () = on(SignalKind::hangup()) => {}
+    let (interrupt, terminate, hangup) =
+        (on(SignalKind::interrupt()), on(SignalKind::terminate()), on(SignalKind::hangup()));
+    async move {
+        tokio::select! {
+            () = interrupt => {}
+            () = terminate => {}
+            () = hangup => {}
+        }
+        ASKED.store(true, Ordering::Relaxed);
     }
-    ASKED.store(true, Ordering::Relaxed);
 }
 
 /// Makes a write past the limit on file sizes an error (EFBIG), which says what to do, where it would end the process
@@ -46,9 +54,9 @@ pub(crate) fn survive_file_limit() {
 pub(crate) fn watch() {
     let spawned = std::thread::Builder::new().name("flashboot-signals".into()).spawn(|| {
         if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() {
-            runtime.block_on(signalled());
+            runtime.block_on(async { signalled().await });
             // Asked again: it means it.
-            runtime.block_on(signalled());
+            runtime.block_on(async { signalled().await });
             std::process::exit(1);
         }
     });

@@ -13,7 +13,7 @@ use flashboot::{
     replicate::{self, CloneReport, Kill, Outcome, Report, Request, Source, Workers},
 };
 use flashboot_checkpoint::{Image, RankImage};
-use flashboot_core::{Error, Kind, TransportName};
+use flashboot_core::{Error, TransportName};
 use std::{
     ffi::OsString,
     fmt::Write as _,
@@ -179,17 +179,15 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
     let mock = config.replicate.transport == Choice::Only(TransportName::Mock);
     let runtime = runtime(mock)?;
     let outcome = runtime.block_on(async {
-        if mock {
-            return Ok(replicate::run(request).await?);
-        }
-        tokio::select! {
-            // First, so that the signals are watched before any worker starts.
-            biased;
-            () = interrupt::signalled() => {
-                Err(Error::new(Kind::Cancelled, "replicate", "stopped by a signal; every worker was ended").into())
+        // A signal ends a run of the mock by ending the process: it has no workers.
+        let signalled = (!mock).then(interrupt::signalled);
+        let stop = async {
+            match signalled {
+                Some(signalled) => signalled.await,
+                None => std::future::pending().await,
             }
-            outcome = replicate::run(request) => Ok(outcome?),
-        }
+        };
+        Ok(replicate::run(request, stop).await?)
     });
     // Every worker has ended; a driver that hangs keeps its thread, and is not waited for.
     runtime.shutdown_background();

@@ -109,13 +109,14 @@ pub struct Outcome {
 
 /// Starts a seed and clones and waits for all of them.
 ///
-/// Returns once no worker is left, whatever happened. Must run on a tokio runtime with IO and time; a current-thread
+/// Returns once no worker is left, whatever happened; `stop` ends it early, as [`Kind::Cancelled`] (the mock's tasks,
+/// whose time is virtual, it does not). Must run on a tokio runtime with IO and time; a current-thread
 /// runtime whose clock is paused makes the mock's time virtual.
 ///
 /// # Errors
 /// Those of the set-up, where nothing was moved: a refused image, a worker that died or hung (with its exit
 /// status and the end of its stderr), [`Kind::Deadline`]. Later failures come in [`Outcome::error`].
-pub async fn run(request: Request) -> Result<Outcome> {
+pub async fn run(request: Request, stop: impl Future<Output = ()>) -> Result<Outcome> {
     let mock = request.settings.transport == Choice::Only(TransportName::Mock);
     if mock && request.settings.device != Devices::Host {
         return Err(invalid("the mock has no GPUs: use --device host, or another transport"));
@@ -125,7 +126,7 @@ pub async fn run(request: Request) -> Result<Outcome> {
     gpu::admit(&gpus, &job).await?;
     match request.settings.transport {
         Choice::Only(TransportName::Mock) => tasks::run(job, &request).await,
-        _ => parent::run(job, &request).await,
+        _ => parent::run(job, &request, stop).await,
     }
 }
 

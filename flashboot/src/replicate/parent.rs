@@ -69,7 +69,7 @@ struct Parent {
     watchers: JoinSet<()>,
 }
 
-pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
+pub(super) async fn run(job: Arc<Job>, request: &Request, stop: impl Future<Output = ()>) -> Result<Outcome> {
     let began = Clock::Host.now();
     admit(&job)?;
     let directory = run_directory(&request.workers.directory)?;
@@ -77,7 +77,14 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
     let server = BoardServer::bind(&path)?;
     job::put(&*server.board(), job::JOB, &*job).await?;
     let mut parent = Parent::start(Arc::clone(&job), server.board(), &request.workers, &path)?;
-    let outcome = parent.conduct(began, &request.source.rank).await;
+    let outcome = tokio::select! {
+        biased;
+        () = stop => {
+            Err(Error::new(Kind::Cancelled, "replicate", "stopped by a signal; every worker was ended"))
+        }
+        outcome = parent.conduct(began, &request.source.rank) => outcome,
+    };
+    // Whatever happened: no worker writes into the directory any more when it goes.
     parent.end(outcome.is_ok()).await;
     drop(server);
     if let Err(error) = directory.close() {
