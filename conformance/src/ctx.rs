@@ -123,6 +123,12 @@ impl Ctx {
         member
     }
 
+    /// A seed's whole part in most cases: holds the payload `salt` until every rank is done.
+    pub(crate) async fn serve(&self, geometry: &Geometry, salt: u64) {
+        let _seed = self.seed(geometry, salt).await;
+        self.barrier("done").await;
+    }
+
     pub(crate) async fn put(&self, name: &str, value: impl Into<String>) {
         self.board.put(name, value.into()).await.expect("the board takes it");
     }

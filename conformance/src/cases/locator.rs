@@ -32,9 +32,7 @@ async fn damaged(ctx: Ctx) {
 async fn wrong_fields(ctx: Ctx) {
     let geometry = oracle::small(2 * B, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, 7).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, 7).await;
     }
     let member = ctx.member(&geometry).await;
     let good = ctx.locator(0).await;
@@ -63,9 +61,7 @@ async fn wrong_fields(ctx: Ctx) {
 async fn other_arena(ctx: Ctx) {
     let geometry = oracle::small(2 * B, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, 7).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, 7).await;
     }
     let exchange = ctx.open().await;
     let locator = ctx.locator(0).await;

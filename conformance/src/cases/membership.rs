@@ -65,9 +65,7 @@ async fn seed_leaves(ctx: Ctx) {
 async fn double_import(ctx: Ctx) {
     let geometry = oracle::small(4 * B, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     let member = ctx.member(&geometry).await;
     let one = member.import(0).await;
@@ -120,9 +118,7 @@ async fn drop_orders(ctx: Ctx) {
     let geometry = oracle::small(4 * B, 1);
     let whole = ByteRange::new(0, 4 * B);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     for order in 0..4 {
         let member = ctx.fresh_member(&geometry, order).await;

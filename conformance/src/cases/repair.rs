@@ -61,9 +61,7 @@ async fn stays_corrupt(ctx: Ctx) {
 async fn hopeless(ctx: Ctx) {
     let geometry = oracle::small(2 * C, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     let member = ctx.unlucky(&geometry, (0..20).map(|pull| (pull, Misfortune::Corrupt)).collect()).await;
     let ended = member.run(Schedule::Chain { clones: 1 }, &Plan::verified(SALT)).await;

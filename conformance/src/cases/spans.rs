@@ -20,9 +20,7 @@ pub(super) fn cases(table: &mut Vec<Case>) {
 async fn spans(ctx: Ctx, hash: Option<u64>) {
     let geometry = oracle::small(PAYLOAD, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     let member = ctx.member(&geometry).await;
     let mover = member.import(0).await;
@@ -56,9 +54,7 @@ async fn spans(ctx: Ctx, hash: Option<u64>) {
 async fn two_at_once(ctx: Ctx) {
     let geometry = oracle::small(PAYLOAD, 1);
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     let member = ctx.member(&geometry).await;
     let mover = member.import(0).await;

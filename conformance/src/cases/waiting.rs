@@ -89,9 +89,7 @@ async fn cancel(ctx: Ctx) {
     let geometry = oracle::small(64 * B, 1);
     let whole = ByteRange::new(0, geometry.payload());
     if ctx.rank() == 0 {
-        let _seed = ctx.seed(&geometry, SALT).await;
-        ctx.barrier("done").await;
-        return;
+        return ctx.serve(&geometry, SALT).await;
     }
     let member = ctx.member(&geometry).await;
     let mover = member.import(0).await;
