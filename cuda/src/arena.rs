@@ -8,6 +8,7 @@ use crate::{
     bounce::Bounce,
     hash::{self, Hasher},
     ops::{Access, handle_type},
+    stream::{Event, Stream},
     vmm::Mapping,
     words::DeviceWords,
 };
@@ -193,6 +194,30 @@ impl CudaArena {
                 None => self.digests_through(bounce, range, block),
             }
         })
+    }
+
+    /// As [`digests`](Self::digests), on the GPU only and without looking at the values: what the hash of `range` took,
+    /// by the GPU's own events. For benches.
+    ///
+    /// # Errors
+    /// As for [`digests`](Self::digests); [`Kind::Unavailable`] where the kernel is refused.
+    pub fn measure_hash(&self, range: ByteRange, block: u64) -> Result<Duration> {
+        hash::check_blocks(self.spec.payload, range, block)?;
+        let stream = Stream::new(self.context())?;
+        let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
+        let _claim = self.claims.claim(range)?;
+        begin.record(&stream)?;
+        // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+        let launched =
+            unsafe { self.hasher.launch(&stream, self.mapping.at(), self.spec.payload, range, block) };
+        let marked = end.record(&stream);
+        stream.synchronize()?;
+        if launched?.is_none() {
+            let refused = self.hasher.refused().map_or_else(|| "such blocks".to_owned(), ToString::to_string);
+            return Err(Error::new(Kind::Unavailable, "hash", format!("not on this GPU: {refused}")));
+        }
+        marked?;
+        end.elapsed_since(&begin)
     }
 
     /// Why verification goes through the host; `None` while the GPU does it.

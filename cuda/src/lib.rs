@@ -39,6 +39,6 @@ pub use device::{Device, Features, OLDEST_DRIVER};
 pub use error::CudaError;
 pub use host::{Pinned, Registered};
 pub use import::Import;
-pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive};
+pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive, Span};
 pub use stream::{Event, Stream};
 pub use upload::{HostBytes, Upload};

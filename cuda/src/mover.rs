@@ -2,11 +2,12 @@
 //! arena, and the hash kernel checks what landed.
 //!
 //! Two streams a hop: chunk k+1 is copied while chunk k is hashed. Nothing is ever queued that waits for the peer:
-//! its words are polled from the host. A pull owns its claim, the import and the arena until the GPU has passed its
+//! its words are polled from the host, and once more by the GPU itself behind each copy. A pull owns its claim, the import and the arena until the GPU has passed its
 //! last mark, whoever is still interested; a thread of the hop's own waits for that and drops them.
 
 mod look;
 mod pull;
+mod trace;
 
 use crate::{
     Context, CudaArena, Import,
@@ -19,15 +20,17 @@ use flashboot_core::{
     Result, ShardId, control,
 };
 pub(crate) use look::Looks;
-use look::Watch;
+use look::{Slot, Watch};
 use pull::{CudaInFlight, Fence, Job, Marks, Pace};
 use std::{
     fmt,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
+pub use trace::Span;
+use trace::Trace;
 
 /// What the transport knows of the source beside its memory.
 pub trait SourceAlive: Send + Sync + fmt::Debug {
@@ -53,8 +56,9 @@ pub struct MoverConfig {
     pub first_pause: Duration,
     /// The longest time between two looks.
     pub longest_pause: Duration,
-    /// How long the hop's thread asks for the end of a pull before it sleeps until the GPU interrupts; it begins to
-    /// half as long before it expects the end, from how long the last pull took.
+    /// How long the hop's thread asks for the end of a pull without a pause; it begins to half as long before it
+    /// expects the end, from how long the last pulls took. After it the thread sleeps between two questions, for a
+    /// 256th of the time the pull has taken so far.
     pub spin: Duration,
 }
 
@@ -87,6 +91,7 @@ pub(crate) struct Hop {
     into: Arc<CudaArena>,
     alive: Arc<dyn SourceAlive>,
     config: MoverConfig,
+    trace: Mutex<Option<Arc<Trace>>>,
 }
 
 impl CudaMover {
@@ -138,6 +143,7 @@ impl CudaMover {
             into,
             alive,
             config,
+            trace: Mutex::default(),
         });
         // The first pull shall not wait for the kernel to be compiled. A refusal is told when it matters.
         let _ = context.kernel();
@@ -146,6 +152,7 @@ impl CudaMover {
         thread::Builder::new()
             .name("flashboot-hop".to_owned())
             .spawn(move || {
+                pull::sleep_exactly();
                 let mut pace = Pace::default();
                 for job in queue {
                     job.finish(&mut pace);
@@ -183,6 +190,58 @@ impl CudaMover {
         end.elapsed_since(&begin)
     }
 
+    /// The same with every block hashed behind its copy, by the schedule of [`start`](Mover::start) but all of it queued
+    /// ahead: what the GPU allows when no host is waited for. Blocks.
+    ///
+    /// # Errors
+    /// As for [`start`](Mover::start); [`Kind::Unavailable`] where the kernel is refused.
+    pub fn measure_verified(&self, range: ByteRange, chunk: u64, block: u64) -> Result<Duration> {
+        let hop = &self.hop;
+        let to = hop.into.inside("pull", range)?;
+        let claim = hop.into.claim(range)?;
+        let (begin, end) = (Event::timed(hop.context())?, Event::timed(hop.context())?);
+        let mut held = Vec::new();
+        // Dropped before `held`, at the end of every path: waits for what was queued.
+        let fence = Fence::new(Arc::clone(hop), claim);
+        begin.record(&hop.copy)?;
+        let mut at = 0;
+        while at < range.len() {
+            let size = chunk.max(1).min(range.len() - at);
+            let part = ByteRange::new(range.start + at, range.start + at + size);
+            hash::check_blocks(hop.into.payload(), part, block)?;
+            hop.queue_copy(part, to + at)?;
+            let copied = Event::new(hop.context())?;
+            hop.hash_waits(&copied)?;
+            let launched = hop.queue_hash(part, block)?;
+            let refused = || Error::new(Kind::Unavailable, "hash", "the GPU's kernel does not work here");
+            held.push((copied, launched.ok_or_else(refused)?));
+            at += size;
+        }
+        end.record(&hop.hash)?;
+        drop(fence);
+        end.elapsed_since(&begin)
+    }
+
+    /// From now on notes when the GPU does each pull's work. Begin before the first pull.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn trace(&self) -> Result<()> {
+        let trace = Arc::new(Trace::begin(self.hop.context(), &self.hop.copy)?);
+        *self.hop.trace.lock().unwrap_or_else(PoisonError::into_inner) = Some(trace);
+        Ok(())
+    }
+
+    /// Takes what was noted of pulls that have quiesced, in their order; nothing without [`trace`](Self::trace).
+    pub fn spans(&self) -> Vec<Span> {
+        self.hop.traced().map_or_else(Vec::new, |trace| trace.take())
+    }
+
+    /// The source's mapping.
+    pub fn import(&self) -> &Import {
+        &self.hop.import
+    }
+
     /// Why this hop verifies through the host; `None` while the GPU does it.
     pub fn hash_fallback(&self) -> Option<Error> {
         self.hop.into.hash_fallback().cloned()
@@ -203,23 +262,54 @@ impl Hop {
         })
     }
 
-    /// One pull's work and its last mark, in the order it is queued. Whatever fails, what was queued before it is
-    /// under way.
-    fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
-        self.queue_copy(pull.range, to)?;
-        let Some((block, copied)) = pull.hash.zip(marks.copied.as_deref()) else {
-            return marks.end.record(&self.copy).map(|()| None);
-        };
+    fn hash_waits(&self, copied: &Event) -> Result<()> {
         self.context().call(|ops| {
             copied.record_with(ops, &self.copy)?;
             ops.stream_wait_event(self.hash.object(), copied.object())
-        })?;
+        })
+    }
+
+    /// `None`: the kernel cannot, the host is to.
+    fn queue_hash(&self, range: ByteRange, block: u64) -> Result<Option<Launched>> {
         let data = self.into.inside("hash", ByteRange::new(0, 0))?;
         let payload = self.into.payload();
-        // SAFETY: as above; the hash stream waits for the copy.
-        let launched = unsafe { self.into.hasher().launch(&self.hash, data, payload, pull.range, block) }?;
+        // SAFETY: the range is inside the arena, which the caller's fence keeps, and claimed; the hash stream waits for
+        // its copy.
+        unsafe { self.into.hasher().launch(&self.hash, data, payload, range, block) }
+    }
+
+    /// One pull's work and its last mark, in the order it is queued. Whatever fails, what was queued before it is
+    /// under way. The look goes where the hash does, so that the next copy does not wait for it.
+    fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
+        if let Some((_, begin)) = &marks.traced {
+            begin.record(&self.copy)?;
+        }
+        self.queue_copy(pull.range, to)?;
+        self.hash_waits(&marks.copied)?;
+        self.queue_look(&marks.seen, &self.hash, ShardId(0))?;
+        let launched = match pull.hash {
+            Some(block) => self.queue_hash(pull.range, block)?,
+            None => None,
+        };
         marks.end.record(&self.hash)?;
         Ok(launched)
+    }
+
+    fn traced(&self) -> Option<Arc<Trace>> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a pull's work is marked with.
+    fn marks(&self) -> Result<Marks> {
+        let context = self.context();
+        let seen = self.looks.slot(context)?;
+        if let Some(trace) = self.traced() {
+            let (copied, end) = (trace.event(context)?, trace.event(context)?);
+            let begin = trace.event(context)?;
+            return Ok(Marks { seen, copied, end, traced: Some((trace, begin)) });
+        }
+        let event = || self.events.take(|_| true, || Event::new(context));
+        Ok(Marks { seen, copied: event()?, end: event()?, traced: None })
     }
 }
 
@@ -267,14 +357,10 @@ impl Mover for CudaMover {
             let _ = tell.send(Ok(Landed::default()));
             return Ok(Box::new(CudaInFlight::new(result)));
         }
-        let event = || hop.events.take(|_| true, || Event::new(hop.context()));
-        let copied = if pull.hash.is_some() { Some(event()?) } else { None };
-        let marks = Marks { copied, end: event()? };
+        let marks = hop.marks()?;
         let mut fence = Fence::new(Arc::clone(hop), claim);
         let queued = hop.queue(pull, to, &marks);
-        if queued.is_ok() {
-            fence.ends_with(marks);
-        }
+        fence.holds(marks, queued.is_ok());
         let job = Job { started, fence, pull, queued, tell };
         if let Err(mpsc::SendError(job)) = self.jobs.send(job) {
             // The thread is gone: wait here rather than let go of memory that is being written.

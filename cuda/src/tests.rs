@@ -3,7 +3,7 @@
 
 use crate::{
     Context, CudaArena, CudaArenaConfig, CudaMover, HostBytes, Import, MoverConfig, NotKnown, Pinned,
-    SourceAlive, Stream, Want,
+    SourceAlive, Span, Stream, Want,
     error::code,
     fake::{Fake, FakeDevice, GRANULE},
 };

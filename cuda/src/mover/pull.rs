@@ -1,6 +1,6 @@
 //! One pull that is under way, and who may let go of it.
 
-use super::Hop;
+use super::{Hop, Slot, Trace};
 use crate::{
     hash::Launched,
     stream::{Event, Pooled},
@@ -8,6 +8,7 @@ use crate::{
 use async_trait::async_trait;
 use flashboot_core::{Error, InFlight, Kind, Landed, Pull, Result, claims::Claim};
 use std::{
+    num::NonZeroU64,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -17,10 +18,14 @@ use tokio::sync::oneshot;
 /// Where a pull's work ends.
 #[derive(Debug)]
 pub(crate) struct Marks {
-    /// On the copy stream, for the hash stream to wait for; only where there is something to hash.
-    pub(crate) copied: Option<Pooled<Event>>,
-    /// After everything.
-    pub(crate) end: Pooled<Event>,
+    /// What the source's words were behind the copy.
+    pub(super) seen: Pooled<Slot>,
+    /// On the copy stream, for the hash stream to wait for.
+    pub(super) copied: Pooled<Event>,
+    /// After everything, on the hash stream.
+    pub(super) end: Pooled<Event>,
+    /// Before everything, where somebody wants to know.
+    pub(super) traced: Option<(Arc<Trace>, Pooled<Event>)>,
 }
 
 /// What a pull owns, until the GPU has passed its last mark: the claim on the range, and by the hop both mappings.
@@ -30,19 +35,22 @@ pub(crate) struct Fence {
     /// Given up before `hop`.
     claim: Option<Claim>,
     hop: Arc<Hop>,
-    /// Without them the streams themselves are waited for.
+    /// The GPU may write to them.
     marks: Option<Marks>,
+    /// Their end stands for everything queued; else the streams themselves are waited for.
+    marked: bool,
     waited: bool,
 }
 
 impl Fence {
     pub(crate) fn new(hop: Arc<Hop>, claim: Claim) -> Self {
-        Self { claim: Some(claim), hop, marks: None, waited: false }
+        Self { claim: Some(claim), hop, marks: None, marked: false, waited: false }
     }
 
-    /// From now on `marks.end` stands for everything queued.
-    pub(crate) fn ends_with(&mut self, marks: Marks) {
+    /// Keeps the marks of what was queued; `whole`: up to the last of them.
+    pub(crate) fn holds(&mut self, marks: Marks, whole: bool) {
         self.marks = Some(marks);
+        self.marked = whole;
     }
 
     /// Blocks until nothing of the pull will touch memory any more. An error that is not sticky leaves that
@@ -50,13 +58,22 @@ impl Fence {
     fn wait(&mut self) -> Result<()> {
         self.waited = true;
         let marked = match &self.marks {
-            Some(marks) => marks.end.wait(self.hop.config.spin),
-            None => self.drain(),
+            Some(marks) if self.marked => marks.end.wait(self.hop.config.spin),
+            _ => self.drain(),
         };
         marked.inspect_err(|_| {
             // After a sticky error the context runs nothing any more: quiet as well.
             let _ = self.drain();
         })
+    }
+
+    /// What came of a pull that the GPU has passed.
+    fn landed(&self, pull: Pull, launched: Option<Launched>) -> Result<Landed> {
+        let Some(marks) = &self.marks else { return Ok(Landed::default()) };
+        if let Some((trace, begin)) = &marks.traced {
+            trace.note(pull.range, begin, &marks.copied, &marks.end)?;
+        }
+        Ok(Landed { digests: self.hop.digests(pull, launched)?, generation: marks.seen.generation() })
     }
 
     fn drain(&self) -> Result<()> {
@@ -75,11 +92,16 @@ impl Drop for Fence {
     }
 }
 
-/// Linux wakes a sleeper up some 50 µs late: a shorter sleep is not worth it.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
+/// A shorter sleep is not worth its two switches.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(10);
 
-/// How fast a hop's pulls have been, so that its thread can sleep until shortly before the next one's end: an interrupt
-/// wakes it up 50 to 100 µs late.
+/// Linux wakes a sleeper up to 50 µs late unless the thread says that it minds.
+pub(crate) fn sleep_exactly() {
+    // Refused, it sleeps as others do.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+}
+
+/// How fast a hop's pulls have been, so that its thread can sleep until shortly before the next one's end.
 ///
 /// It expects no more than what was seen twice: a small pull says nothing of a large one (what it takes is not its bytes),
 /// and one that was held up says nothing of the next.
@@ -135,11 +157,11 @@ impl Job {
         // A failure to queue is the cause of whatever came after it.
         let result = match (queued, waited) {
             (Err(e), _) | (Ok(_), Err(e)) => Err(e),
-            (Ok(launched), Ok(())) => fence.hop.digests(pull, launched),
+            (Ok(launched), Ok(())) => fence.landed(pull, launched),
         };
         drop(fence);
         // Nobody may be left to hear it.
-        let _ = tell.send(result.map(|digests| Landed { digests }));
+        let _ = tell.send(result);
     }
 }
 
