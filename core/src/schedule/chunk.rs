@@ -26,19 +26,30 @@ impl ChunkCosts {
 /// The largest chunk `auto` chooses: past 2 GiB a copy engine gains nothing (the paper, Figure 5).
 const MAX_AUTO_CHUNK: u64 = 2 << 30;
 
+/// The share of a chunk's time from which on its fixed cost is too much.
+const COST_SHOWS: f64 = 0.02;
+
 /// The chunk for which a chain of `depth` hops ends soonest.
 ///
 /// With n = size/c chunks the last clone is ready after (n + depth − 1) chunk times of (c/rate + cost). Its
 /// minimum over c is at √(size · cost · rate ÷ (depth − 1)). The result is rounded to a power of two of
 /// `block`s, at least one block and at most `MAX_AUTO_CHUNK`; and at most a quarter of the payload, so that
 /// verification overlaps the copy and a lost source costs a part and not the whole.
+///
+/// Where nobody reads from the reader the largest of these is best, unless a quarter is so small that its cost shows
+/// (`COST_SHOWS`): then two halves, which are both queued at once and wait for no host.
 pub fn auto_chunk(size: u64, depth: u32, block: u64, costs: ChunkCosts) -> u64 {
     let block = block.max(1);
     let quarter = (size / 4 / block).max(1);
     let most = (MAX_AUTO_CHUNK / block).max(1).min(1 << quarter.ilog2());
     let behind = depth.saturating_sub(1);
     if behind == 0 {
-        return most * block;
+        let quick = costs.per_chunk.as_secs_f64() * costs.rate / COST_SHOWS;
+        let half = (size.div_ceil(2).div_ceil(block).max(1)).checked_next_power_of_two();
+        return match half {
+            Some(half) if ((most * block) as f64) < quick => half.min(MAX_AUTO_CHUNK / block).max(1) * block,
+            _ => most * block,
+        };
     }
     let best = (size as f64 * costs.per_chunk.as_secs_f64() * costs.rate / f64::from(behind)).sqrt();
     // `as` saturates, and NaN becomes 0: any costs give a usable chunk.
@@ -70,8 +81,18 @@ mod tests {
     #[test]
     fn a_small_model_is_cut_all_the_same() {
         assert_eq!(auto_chunk(90_868_376, 4, BLOCK, ChunkCosts::HOST), BLOCK);
-        assert_eq!(auto_chunk(90_868_376, 1, BLOCK, ChunkCosts::HOST), BLOCK);
+        assert_eq!(auto_chunk(90_868_376, 1, BLOCK, ChunkCosts::HOST), 4 * BLOCK);
         assert_eq!(auto_chunk(0, 4, BLOCK, ChunkCosts::HOST), BLOCK);
+    }
+
+    #[test]
+    fn one_hop_gets_two_halves_where_a_quarter_is_too_quick() {
+        let one_hop = |size| auto_chunk(size, 1, BLOCK, ChunkCosts::NVLINK);
+        assert_eq!(one_hop(64 << 20), 32 << 20);
+        assert_eq!(one_hop(96 << 20), 64 << 20);
+        assert_eq!(one_hop(1 << 30), 512 << 20);
+        assert_eq!(one_hop(8 << 30), 2 << 30);
+        assert_eq!(one_hop(1), BLOCK);
     }
 
     proptest! {
@@ -81,7 +102,8 @@ mod tests {
             let chunk = auto_chunk(size, depth, BLOCK, costs);
             prop_assert!(chunk.is_multiple_of(BLOCK) && (chunk / BLOCK).is_power_of_two());
             prop_assert!((BLOCK..=MAX_AUTO_CHUNK).contains(&chunk));
-            prop_assert!(chunk == BLOCK || chunk <= size / 4);
+            prop_assert!(chunk == BLOCK || chunk < size);
+            prop_assert!(chunk == BLOCK || depth < 2 || chunk <= size / 4);
         }
     }
 }

@@ -29,8 +29,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A look that takes longer than this is waited for on another thread.
-const POLL: Duration = Duration::from_micros(60);
+/// How long one question whether a look has been answered may take.
+const POLL: Duration = Duration::from_micros(20);
 
 /// What looks travel by.
 #[derive(Debug)]

@@ -54,6 +54,8 @@ pub struct SetUp {
 /// After it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
+    /// The release, on the host's monotonic clock.
+    pub release: Duration,
     /// From the release to verified and published.
     pub ready: Duration,
     /// First pull to last byte.
@@ -101,6 +103,10 @@ pub struct CloneFigures {
     pub verified_ms: Option<f64>,
     /// First to last byte, as its process saw it.
     pub transfer_ms: f64,
+    /// Release → the GPU begins to copy: the host's part before.
+    pub lead_ms: Option<f64>,
+    /// The GPU is done → published: the host's part after.
+    pub trail_ms: Option<f64>,
     /// Release → verified and published.
     pub ready_ms: f64,
     /// Bytes ÷ ready.
@@ -141,6 +147,8 @@ pub struct Figures {
     /// Share of the time between a link's first and last byte in which no copy of ours was under way on it; the
     /// worst link's.
     pub idle: Option<f64>,
+    /// The same, counting hashes as work too.
+    pub idle_gpu: Option<f64>,
     /// By rank.
     pub clones: Vec<CloneFigures>,
 }
@@ -181,11 +189,11 @@ pub fn idle(spans: &[(Duration, Duration)]) -> Option<f64> {
 
 impl Repeat {
     /// The worst link's idle share; a link is a pair of GPUs, `gpu` says which a rank is on.
-    fn idle(&self, stage: &Stage, gpu: impl Fn(Rank) -> usize) -> Option<f64> {
+    fn idle(&self, stage: &Stage, gpu: impl Fn(Rank) -> usize, end: fn(&Copied) -> Duration) -> Option<f64> {
         let mut links: BTreeMap<(usize, usize), Vec<(Duration, Duration)>> = BTreeMap::new();
         for (rank, done) in &self.done {
             let Some(leg) = stage.shape.schedule().legs(*rank).first().copied() else { continue };
-            let copies = done.copies.iter().map(|copy| (copy.begin, copy.copied));
+            let copies = done.copies.iter().map(|copy| (copy.begin, end(copy)));
             links.entry((gpu(leg.source), gpu(*rank))).or_default().extend(copies);
         }
         links.values().filter_map(|spans| idle(spans)).reduce(f64::max)
@@ -234,7 +242,8 @@ impl Measured {
             raw_chunks_ms: limit(|limits| limits.chunks),
             hash_ms: limit(|limits| limits.hash),
             bound_ms: limit(GpuLimits::bound),
-            idle: over(&|repeat| repeat.idle(stage, gpu)),
+            idle: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.copied)),
+            idle_gpu: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.end)),
             clones: ranks.iter().map(|rank| self.clone_figures(*rank, arena(*rank as usize))).collect(),
         }
     }
@@ -253,6 +262,10 @@ impl Measured {
             let spans: Vec<f64> = spans.collect();
             (!spans.is_empty()).then(|| median(spans))
         };
+        let edge = |of: fn(&Done) -> Option<Duration>| {
+            let edges: Vec<f64> = done().filter_map(|done| of(done).map(ms)).collect();
+            (!edges.is_empty()).then(|| median(edges))
+        };
         let ready_ms = median(done().map(|done| ms(done.ready)));
         CloneFigures {
             index: rank,
@@ -262,6 +275,13 @@ impl Measured {
             driver_ms: set_up(|s| s.driver),
             copy_ms: span(|copy| copy.copied),
             verified_ms: if self.stage.verify { span(|copy| copy.end) } else { None },
+            lead_ms: edge(|done| {
+                Some(done.copies.iter().map(|copy| copy.begin).min()?.saturating_sub(done.release))
+            }),
+            trail_ms: edge(|done| {
+                let ready = done.release + done.ready;
+                Some(ready.saturating_sub(done.copies.iter().map(|copy| copy.end).max()?))
+            }),
             transfer_ms: median(done().map(|done| ms(done.transfer))),
             ready_ms,
             bytes_per_s: if ready_ms > 0.0 {
@@ -312,6 +332,7 @@ mod tests {
         };
         let copy = |begin, copied| Copied { begin: us(begin), copied: us(copied), end: us(copied + 5) };
         let done = |ready, copies| Done {
+            release: Duration::ZERO,
             ready: us(ready),
             transfer: us(ready - 1),
             transport: Some(TransportName::Ipc),
@@ -335,11 +356,13 @@ mod tests {
         // Ranks 1 and 3 read over the same link, and 3 fills the gap of 1.
         let two = measured.figures(2);
         assert!(two.idle.unwrap().abs() < 1e-9, "{two:?}");
-        assert_eq!((two.first_ms, two.last_ms), (0.12, 0.15));
+        assert!((two.first_ms - 0.12).abs() < 1e-9 && (two.last_ms - 0.15).abs() < 1e-9, "{two:?}");
         assert!((two.total_ms - (0.002 + 0.03 + 0.15)).abs() < 1e-9, "{two:?}");
-        assert_eq!((two.raw_ms, two.bound_ms), (Some(0.08), Some(0.1)));
+        let near = |found: Option<f64>, ms: f64| found.is_some_and(|found| (found - ms).abs() < 1e-9);
+        assert!(near(two.raw_ms, 0.08) && near(two.bound_ms, 0.1), "{two:?}");
         let first = &two.clones[0];
-        assert_eq!((first.copy_ms, first.verified_ms), (Some(0.1), Some(0.105)));
+        assert!(near(first.copy_ms, 0.1) && near(first.verified_ms, 0.105), "{first:?}");
+        assert!(near(first.lead_ms, 0.0) && near(first.trail_ms, 0.015), "{first:?}");
         // With a GPU each, rank 1's link stood still for 10 of 100.
         let four = measured.figures(4);
         assert!((four.idle.unwrap() - 0.1).abs() < 1e-9, "{four:?}");

@@ -138,6 +138,7 @@ impl Seat {
             let set_up = SetUp { map: cost.total, driver: cost.driver, ..SetUp::default() };
             names::put(&*self.board, &names::mapped(at, self.rank), &set_up).await?;
             let done = Done {
+                release: Duration::ZERO,
                 ready: Duration::ZERO,
                 transfer: Duration::ZERO,
                 transport: Some(TransportName::Ipc),
@@ -268,7 +269,7 @@ impl Seat {
             copied: span.copy_end,
             end: span.end,
         });
-        let done = Done { ready, transfer: report.transfer, transport, copies: copies.collect() };
+        let done = Done { release, ready, transfer: report.transfer, transport, copies: copies.collect() };
         names::put(&**board, &names::done(at, *rank), &done).await
     }
 

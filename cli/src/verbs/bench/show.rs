@@ -78,6 +78,10 @@ fn share(part: Option<f64>, whole: Option<f64>) -> String {
     }
 }
 
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".into(), |share| format!("{:.2} %", share * 1e2))
+}
+
 fn yes(verify: bool) -> String {
     if verify { "yes" } else { "no" }.into()
 }
@@ -148,6 +152,8 @@ fn copies(report: &Report) -> String {
         ("limit", Side::Right),
         ("gpu", Side::Right),
         ("of limit", Side::Right),
+        ("lead", Side::Right),
+        ("trail", Side::Right),
         ("ready", Side::Right),
         ("rate", Side::Right),
         ("of limit", Side::Right),
@@ -169,6 +175,8 @@ fn copies(report: &Report) -> String {
             maybe(limit),
             maybe(gpu),
             share(limit, gpu),
+            maybe(clone.lead_ms),
+            maybe(clone.trail_ms),
             time(clone.ready_ms),
             rate(stage.bytes, Some(clone.ready_ms)),
             share(limit, Some(clone.ready_ms)),
@@ -184,7 +192,7 @@ fn copies(report: &Report) -> String {
     }
     let key = "limit: of a plain row one copy of everything, of a verified one the soonest that copy and hash can be done \
                together;\ngpu: first to last byte (and hash) by the GPU's events; ready: from the release to published, \
-               by the host's clock\n";
+               by the host's clock,\nwith lead before the GPU's part and trail after it\n";
     format!("{}\n{key}", table.render())
 }
 
@@ -201,6 +209,7 @@ fn spreads(report: &Report) -> String {
         ("last's rate", Side::Right),
         ("slowest copy", Side::Right),
         ("idle", Side::Right),
+        ("with hash", Side::Right),
         ("with set-up", Side::Right),
     ];
     if report.nccl.is_some() {
@@ -220,7 +229,8 @@ fn spreads(report: &Report) -> String {
             time(stage.last_ms),
             rate(stage.bytes, Some(stage.last_ms)),
             maybe(slowest),
-            stage.idle.map_or_else(|| "-".into(), |idle| format!("{:.2} %", idle * 1e2)),
+            percent(stage.idle),
+            percent(stage.idle_gpu),
             time(stage.total_ms),
         ];
         if report.nccl.is_some() {
