@@ -29,6 +29,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Bytes hashed at once: what fits a part of the scratch memory.
+const DIGESTS_AT_ONCE: u64 = 2 << 30;
+
 /// How an arena was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArenaReport {
@@ -186,13 +189,21 @@ impl CudaArena {
         self.with_bounce(|bounce| {
             let _claim = self.claims.claim(range)?;
             let at = self.mapping.at();
-            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
-            let launched =
-                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
-            match launched {
-                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
-                None => self.digests_through(bounce, range, block),
+            let window = (DIGESTS_AT_ONCE / block).max(1) * block;
+            let mut digests = Vec::new();
+            let mut start = range.start;
+            while start < range.end {
+                let part = ByteRange::new(start, start.saturating_add(window).min(range.end));
+                // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+                let launched =
+                    unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, part, block) }?;
+                digests.extend(match launched {
+                    Some(launched) => bounce.stream().synchronize().map(|()| launched.digests())?,
+                    None => self.digests_through(bounce, part, block)?,
+                });
+                start = part.end;
             }
+            Ok(digests)
         })
     }
 

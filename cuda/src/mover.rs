@@ -13,6 +13,7 @@ mod trace;
 use crate::{
     Context, CudaArena, Import,
     hash::{self, Launched},
+    ops::{Call, Ops},
     stream::{Event, Pool, Stream},
 };
 use async_trait::async_trait;
@@ -161,8 +162,10 @@ impl CudaMover {
             pace: Mutex::new(Pace::new(fastest)),
             trace: Mutex::default(),
         });
-        // The first pull shall not wait for the kernel to be compiled. A refusal is told when it matters.
+        // The first pulls shall not wait for anything to be made. A refusal is told when it matters.
         let _ = context.kernel();
+        hop.into.hasher().warm();
+        drop((hop.marks(), hop.marks(), hop.looks.slot(&context)));
         let (jobs, queue) = mpsc::channel::<Arc<UnderWay>>();
         let of_thread = Arc::clone(&hop);
         thread::Builder::new()
@@ -224,9 +227,8 @@ impl CudaMover {
             let size = chunk.max(1).min(range.len() - at);
             let part = ByteRange::new(range.start + at, range.start + at + size);
             hash::check_blocks(hop.into.payload(), part, block)?;
-            hop.queue_copy(part, to + at)?;
             let copied = Event::new(hop.context())?;
-            hop.hash_waits(&copied)?;
+            hop.queue_transfer(part, to + at, None, &copied)?;
             let launched = hop.queue_hash(part, block)?;
             let refused = || Error::new(Kind::Unavailable, "hash", "the GPU's kernel does not work here");
             held.push((copied, launched.ok_or_else(refused)?));
@@ -242,7 +244,10 @@ impl CudaMover {
     /// # Errors
     /// The driver's.
     pub fn trace(&self) -> Result<()> {
-        let trace = Arc::new(Trace::begin(self.hop.context(), &self.hop.copy)?);
+        let context = self.hop.context();
+        let trace = Arc::new(Trace::begin(context, &self.hop.copy)?);
+        // Made ahead, as those of an untraced hop are.
+        drop((0..6).map(|_| trace.event(context)).collect::<Result<Vec<_>>>()?);
         *self.hop.trace.lock().unwrap_or_else(PoisonError::into_inner) = Some(trace);
         Ok(())
     }
@@ -269,16 +274,23 @@ impl Hop {
     }
 
     fn queue_copy(&self, range: ByteRange, to: u64) -> Result<()> {
-        let from = self.import.at() + range.start;
-        self.context().call(|ops| {
-            // SAFETY: both ranges lie inside payloads of one length, checked; the caller's fence keeps both
-            // mappings, and the claim everyone else off the destination, until the stream has passed.
-            unsafe { ops.copy_dtod(to, from, range.len(), self.copy.object()) }
-        })
+        self.context().call(|ops| self.copy_with(ops, range, to))
     }
 
-    fn hash_waits(&self, copied: &Event) -> Result<()> {
+    fn copy_with(&self, ops: &dyn Ops, range: ByteRange, to: u64) -> Call<()> {
+        let from = self.import.at() + range.start;
+        // SAFETY: both ranges lie inside payloads of one length, checked; the caller's fence keeps both
+        // mappings, and the claim everyone else off the destination, until the stream has passed.
+        unsafe { ops.copy_dtod(to, from, range.len(), self.copy.object()) }
+    }
+
+    /// The copy, and the hash stream's wait for it, as close together as they can be queued.
+    fn queue_transfer(&self, range: ByteRange, to: u64, begin: Option<&Event>, copied: &Event) -> Result<()> {
         self.context().call(|ops| {
+            if let Some(begin) = begin {
+                begin.record_with(ops, &self.copy)?;
+            }
+            self.copy_with(ops, range, to)?;
             copied.record_with(ops, &self.copy)?;
             ops.stream_wait_event(self.hash.object(), copied.object())
         })
@@ -296,11 +308,8 @@ impl Hop {
     /// One pull's work and its last mark, in the order it is queued. Whatever fails, what was queued before it is
     /// under way. The look goes where the hash does, so that the next copy does not wait for it.
     fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
-        if let Some((_, begin)) = &marks.traced {
-            begin.record(&self.copy)?;
-        }
-        self.queue_copy(pull.range, to)?;
-        self.hash_waits(&marks.copied)?;
+        let begin = marks.traced.as_ref().map(|(_, begin)| &**begin);
+        self.queue_transfer(pull.range, to, begin, &marks.copied)?;
         self.queue_look(&marks.seen, &self.hash, ShardId(0))?;
         let launched = match pull.hash {
             Some(block) => self.queue_hash(pull.range, block)?,

@@ -116,6 +116,13 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// How long it is until the end is near, and the least that the whole is likely to take.
+    fn expected(&self) -> (Duration, Duration) {
+        let (hop, len) = (&self.fence.hop, self.pull.range.len());
+        let pace = hop.pace();
+        (pace.idle(self.started, len, hop.config.spin, Instant::now()), pace.takes(len))
+    }
+
     /// Whether [`finish`](Self::finish) would not wait for the GPU.
     fn has_ended(&self) -> bool {
         match &self.fence.marks {
@@ -157,6 +164,12 @@ enum State {
     Ended(Result<Landed>),
 }
 
+impl State {
+    fn near(takes: Duration) -> Self {
+        Self::Near(Instant::now() + HOT.max(6 * takes))
+    }
+}
+
 /// A pull that the hop's thread and its caller both know: whoever sees its end first finishes it. The thread always
 /// does, in the end; the caller, near the end, is not kept waiting for a thread to wake another up.
 #[derive(Debug)]
@@ -168,7 +181,10 @@ pub(crate) struct UnderWay {
 
 impl UnderWay {
     pub(crate) fn new(job: Job) -> Arc<Self> {
-        Arc::new(Self { job: Mutex::new(Some(job)), state: watch::Sender::new(State::Early) })
+        let (idle, takes) = job.expected();
+        let soon = idle <= SHORTEST_SLEEP;
+        let state = if soon { State::near(takes) } else { State::Early };
+        Arc::new(Self { job: Mutex::new(Some(job)), state: watch::Sender::new(state) })
     }
 
     /// Of nothing: it has ended.
@@ -179,12 +195,7 @@ impl UnderWay {
 
     /// The hop's thread's part: sleeps until the end is near, says so, and sees it through.
     pub(crate) fn see_through(&self) {
-        let now = Instant::now();
-        let expected = self.with(|job| {
-            let (pace, len, hop) = (job.fence.hop.pace(), job.pull.range.len(), &job.fence.hop);
-            (pace.idle(job.started, len, hop.config.spin, now), pace.takes(len))
-        });
-        let Some((idle, takes)) = expected else { return };
+        let Some((idle, takes)) = self.with(Job::expected) else { return };
         if idle > SHORTEST_SLEEP {
             thread::sleep(idle);
         }
@@ -192,7 +203,7 @@ impl UnderWay {
         self.state.send_if_modified(|state| {
             let early = matches!(state, State::Early);
             if early {
-                *state = State::Near(near + HOT.max(3 * takes));
+                *state = State::near(takes);
             }
             early
         });

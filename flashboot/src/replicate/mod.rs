@@ -147,7 +147,7 @@ fn chunk_bytes(settings: &Replicate, bytes: u64, gpus: usize) -> u64 {
     };
     match settings.chunk {
         Chunk::Bytes(size) => size.0,
-        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), BLOCK, costs),
+        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), settings.verify, BLOCK, costs),
     }
 }
 

@@ -64,7 +64,7 @@ impl Shapes {
         let shard = bytes / u64::from(schedule.shards());
         let chunk = match chunk {
             Chunk::Bytes(size) => size.0,
-            Chunk::Auto => auto_chunk(shard, schedule.depth(), BLOCK, self.costs()),
+            Chunk::Auto => auto_chunk(shard, schedule.depth(), verify, BLOCK, self.costs()),
         };
         Stage { shape, bytes, chunk, verify, repeats: self.repeats, limits: false }
     }
@@ -143,7 +143,7 @@ mod tests {
                 (small, BLOCK, false, true),
                 (small, BLOCK, true, true),
                 (large, chunk, false, true),
-                (large, chunk, true, true)
+                (large, 256 << 20, true, true)
             ]
         );
         let host = Shapes { gpus: 0, repeats: 1 }.topologies(1 << 30, &[2], Chunk::Auto, true);
