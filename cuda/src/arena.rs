@@ -25,7 +25,7 @@ use std::{
     any::Any,
     fs,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -58,6 +58,8 @@ pub struct ArenaReport {
 pub struct CudaArena {
     control: ControlBlock<DeviceWords>,
     words: DeviceWords,
+    /// The same words where peers of this host read them without the GPU.
+    host_words: Mutex<Option<Arc<dyn Arena>>>,
     bounce: Mutex<Option<Bounce>>,
     hasher: Hasher,
     mapping: Mapping,
@@ -114,6 +116,7 @@ impl CudaArena {
         let arena = Self {
             control,
             words,
+            host_words: Mutex::new(None),
             bounce: Mutex::new(None),
             hasher: Hasher::new(context),
             mapping,
@@ -130,6 +133,36 @@ impl CudaArena {
     pub fn from_arena(arena: &Arc<dyn Arena>) -> Option<Arc<Self>> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
         any.downcast().ok()
+    }
+
+    /// The words of this arena's control block in host memory too: in an arena without payload, which `make` makes at
+    /// the first call. It is retired before this one, and published to before this one, so that it never shows a
+    /// filling that is gone nor holds back one that is there.
+    ///
+    /// # Errors
+    /// Those of `make`; [`Kind::Invalid`] when it has another number of shards.
+    pub fn host_words(&self, make: impl FnOnce() -> Result<Arc<dyn Arena>>) -> Result<Arc<dyn Arena>> {
+        let mut host = self.lock_words();
+        if let Some(words) = &*host {
+            return Ok(Arc::clone(words));
+        }
+        let words = make()?;
+        if words.shards() != self.spec.shards {
+            let detail = format!("{} words for {} shards", words.shards(), self.spec.shards);
+            return Err(Error::new(Kind::Invalid, "host words", detail));
+        }
+        if let Some(generation) = self.control.observe(ShardId(0)).generation {
+            words.begin(generation);
+            for shard in (0..self.spec.shards).map(ShardId) {
+                words.publish(shard, self.control.observe(shard).progress)?;
+            }
+        }
+        Ok(Arc::clone(host.insert(words)))
+    }
+
+    /// Whether its words are also in host memory; the lock keeps both in step.
+    fn lock_words(&self) -> MutexGuard<'_, Option<Arc<dyn Arena>>> {
+        self.host_words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The context it lives in.
@@ -370,15 +403,30 @@ unsafe impl Arena for CudaArena {
     }
 
     fn retire(&self) {
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.retire();
+        }
         self.control.retire();
     }
 
     fn begin(&self, generation: Generation) {
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.retire();
+        }
         self.control.begin(generation);
+        if let Some(words) = &*host {
+            words.begin(generation);
+        }
     }
 
     fn publish(&self, shard: ShardId, bytes: u64) -> Result<()> {
         self.words.check()?;
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.publish(shard, bytes)?;
+        }
         self.control.publish(shard, bytes)?;
         self.words.check()
     }

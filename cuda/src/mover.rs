@@ -48,6 +48,12 @@ pub trait SourceAlive: Send + Sync + fmt::Debug {
     /// [`Kind::SourceLost`], with what was seen, once the source is known to be gone. Called often, on any thread:
     /// return at once.
     fn check(&self) -> Result<()>;
+
+    /// The source's words by a shorter way than through the GPUs, where there is one: then they are looked at there, and
+    /// only there. The look must be ordered after everything its caller has seen done.
+    fn words(&self, _shard: ShardId) -> Option<Observed> {
+        None
+    }
 }
 
 /// A source of which nothing is known but its memory (`imex`: it shows by standing still, or by a sticky error).
@@ -81,7 +87,7 @@ impl Default for MoverConfig {
             first_pause: Duration::from_micros(20),
             longest_pause: Duration::from_micros(250),
             spin: Duration::from_micros(200),
-            hot: Duration::from_millis(5),
+            hot: Duration::from_millis(20),
         }
     }
 }
@@ -104,6 +110,8 @@ pub(crate) struct Hop {
     import: Import,
     into: Arc<CudaArena>,
     alive: Arc<dyn SourceAlive>,
+    /// The source's words need no look by the GPU.
+    words_elsewhere: bool,
     config: MoverConfig,
     pace: Mutex<Pace>,
     trace: Mutex<Option<Arc<Trace>>>,
@@ -150,6 +158,7 @@ impl CudaMover {
         let looks = Looks::new(&import)?;
         looks.check_header(&import)?;
         let fastest = if import.is_same_gpu() { FASTEST_MEMORY } else { FASTEST_LINK };
+        let words_elsewhere = alive.words(ShardId(0)).is_some();
         let hop = Arc::new(Hop {
             copy: Stream::new(&context)?,
             hash: Stream::new(&context)?,
@@ -158,6 +167,7 @@ impl CudaMover {
             import,
             into,
             alive,
+            words_elsewhere,
             config,
             pace: Mutex::new(Pace::new(fastest)),
             trace: Mutex::default(),
@@ -310,7 +320,9 @@ impl Hop {
     fn queue(&self, pull: Pull, to: u64, marks: &Marks) -> Result<Option<Launched>> {
         let begin = marks.traced.as_ref().map(|(_, begin)| &**begin);
         self.queue_transfer(pull.range, to, begin, &marks.copied)?;
-        self.queue_look(&marks.seen, &self.hash, ShardId(0))?;
+        if !self.words_elsewhere {
+            self.queue_look(&marks.seen, &self.hash, ShardId(0))?;
+        }
         let launched = match pull.hash {
             Some(block) => self.queue_hash(pull.range, block)?,
             None => None,
@@ -354,7 +366,10 @@ impl Mover for CudaMover {
             // Before the look, so that the last word of a source that has just died counts.
             let alive = self.hop.alive.check();
             let looked = Instant::now();
-            let seen = self.look(shard).await?;
+            let (seen, pause) = match self.hop.words(shard)? {
+                Some(seen) => (seen, Duration::ZERO),
+                None => (self.look(shard).await?, HOT_PAUSE),
+            };
             if let Some(answer) = self.hop.answer(seen, at_least, alive) {
                 return answer;
             }
@@ -364,7 +379,7 @@ impl Mover for CudaMover {
             if began.elapsed() >= self.hop.config.hot {
                 break;
             }
-            while looked.elapsed() < HOT_PAUSE {
+            while looked.elapsed() < pause {
                 tokio::task::yield_now().await;
             }
             tokio::task::yield_now().await;
@@ -431,6 +446,26 @@ impl Hop {
             return Some(Ok(seen));
         }
         alive.err().map(Err)
+    }
+
+    /// The source's words, where there is a shorter way to them than by the GPU.
+    fn words(&self, shard: ShardId) -> Result<Option<Observed>> {
+        if !self.words_elsewhere {
+            return Ok(None);
+        }
+        if let Some(lost) = self.context().lost() {
+            return Err(lost);
+        }
+        self.check_shard(shard)?;
+        Ok(self.alive.words(shard))
+    }
+
+    /// The filling that the source holds after a pull that has landed; `None`: none, or another look is needed.
+    fn generation_after(&self, seen: &Slot) -> Option<Generation> {
+        if self.words_elsewhere {
+            return self.alive.words(ShardId(0)).and_then(|seen| seen.generation);
+        }
+        seen.generation()
     }
 
     /// The digests of a pull that has landed.

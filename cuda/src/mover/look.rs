@@ -141,8 +141,8 @@ pub(crate) struct Look {
 }
 
 impl Hop {
-    /// Queues one look.
-    pub(crate) fn look(self: &Arc<Self>, shard: ShardId) -> Result<Look> {
+    /// Refuses a shard that the source has not.
+    pub(super) fn check_shard(&self, shard: ShardId) -> Result<()> {
         if shard.0 >= self.import.shards() {
             return Err(Error::new(
                 Kind::Invalid,
@@ -150,6 +150,12 @@ impl Hop {
                 format!("shard {} of a source with {} shards", shard.0, self.import.shards()),
             ));
         }
+        Ok(())
+    }
+
+    /// Queues one look.
+    pub(crate) fn look(self: &Arc<Self>, shard: ShardId) -> Result<Look> {
+        self.check_shard(shard)?;
         let slot = self.looks.slot(self.context())?;
         let look = Look { slot, stream: Arc::clone(&self.looks.stream), hop: Arc::clone(self), done: false };
         self.queue_look(&look.slot, &look.stream, shard)?;
@@ -279,9 +285,12 @@ impl Watch {
             pause = (pause * 2).min(self.hop.config.longest_pause);
             let over = self.until.is_some_and(|until| Instant::now() >= until);
             let alive = self.hop.alive.check();
-            let seen = match self.hop.look(self.shard)?.poll()? {
-                Ok(seen) => seen,
-                Err(late) => late.wait()?,
+            let seen = match self.hop.words(self.shard)? {
+                Some(seen) => seen,
+                None => match self.hop.look(self.shard)?.poll()? {
+                    Ok(seen) => seen,
+                    Err(late) => late.wait()?,
+                },
             };
             if let Some(answer) = self.hop.answer(seen, self.at_least, alive) {
                 return answer;

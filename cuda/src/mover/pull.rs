@@ -73,7 +73,10 @@ impl Fence {
         if let Some((trace, begin)) = &marks.traced {
             trace.note(pull.range, begin, &marks.copied, &marks.end)?;
         }
-        Ok(Landed { digests: self.hop.digests(pull, launched)?, generation: marks.seen.generation() })
+        Ok(Landed {
+            digests: self.hop.digests(pull, launched)?,
+            generation: self.hop.generation_after(&marks.seen),
+        })
     }
 
     fn drain(&self) -> Result<()> {

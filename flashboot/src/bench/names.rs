@@ -25,6 +25,11 @@ pub(super) fn mapped((stage, repeat): At, rank: Rank) -> String {
     format!("mapped/{stage}/{repeat}/{rank}")
 }
 
+/// The barrier before all copy at once.
+pub(super) fn together((stage, repeat): At) -> String {
+    format!("together/{stage}/{repeat}")
+}
+
 /// The moment of the release, a little ahead.
 pub(super) fn go((stage, repeat): At) -> String {
     format!("go/{stage}/{repeat}")

@@ -30,7 +30,8 @@ pub struct Stage {
     pub verify: bool,
     /// How often.
     pub repeats: u32,
-    /// Whether rank 1 also measures what its GPU allows: one copy, the copies in chunks, the hash.
+    /// Whether rank 1 also measures what its GPU allows: one copy, the copies in chunks, the hash; and every rank one copy
+    /// while the others copy.
     pub limits: bool,
 }
 

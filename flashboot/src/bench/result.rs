@@ -49,6 +49,8 @@ pub struct SetUp {
     pub driver: Duration,
     /// What the GPU allows, where it was asked.
     pub limits: Option<GpuLimits>,
+    /// One copy of what this rank reads while every other rank copies too, each over its own link; where it was asked.
+    pub together: Option<Duration>,
 }
 
 /// After it.
@@ -138,6 +140,8 @@ pub struct Figures {
     pub total_ms: f64,
     /// One copy of everything by rank 1's GPU, alone.
     pub raw_ms: Option<f64>,
+    /// One copy of what a rank reads while all the others copy too, the slowest rank's.
+    pub raw_together_ms: Option<f64>,
     /// The same in chunks.
     pub raw_chunks_ms: Option<f64>,
     /// The hash of everything, alone.
@@ -239,6 +243,9 @@ impl Measured {
             last_ms: over(&last).unwrap_or(0.0),
             total_ms: over(&|repeat| Some(ms(before(repeat)) + last(repeat).unwrap_or(0.0))).unwrap_or(0.0),
             raw_ms: limit(|limits| limits.copy),
+            raw_together_ms: over(&|repeat| {
+                repeat.set_up.iter().filter_map(|set_up| set_up.together).max().map(ms)
+            }),
             raw_chunks_ms: limit(|limits| limits.chunks),
             hash_ms: limit(|limits| limits.hash),
             bound_ms: limit(GpuLimits::bound),

@@ -29,6 +29,8 @@ use std::{
 
 /// How long a cancelled pull may take to become quiet.
 const QUIESCE: Duration = Duration::from_secs(10);
+/// How long all ranks copy at once.
+const TOGETHER: Duration = Duration::from_millis(60);
 /// The last part of the wait for the release, which no timer hits.
 const SPIN: Duration = Duration::from_millis(2);
 
@@ -239,9 +241,21 @@ impl Seat {
         }
         if let Some(hop) = movers.values().next().and_then(hop)
             && stage.limits
-            && *rank == 1
         {
-            set_up.limits = Some(limits(hop, arena, stage)?);
+            let read: Vec<_> = schedule
+                .legs(*rank)
+                .iter()
+                .map(|leg| geometry(stage).map(|g| g.shard_range(leg.shard)))
+                .collect::<Result<_>>()?;
+            if *rank == 1 && !matches!(stage.shape, Shape::Ring { .. }) {
+                set_up.limits = Some(limits(hop, arena, stage)?);
+            }
+            let readers: Vec<Rank> =
+                (0..schedule.ranks()).filter(|rank| !schedule.legs(*rank).is_empty()).collect();
+            if let (Some(range), true) = (read.first(), readers.len() > 1) {
+                self.all_ready(at, &readers).await?;
+                set_up.together = Some(together(hop, *range)?);
+            }
             self.empty(stage, arena)?;
         }
         movers.values().filter_map(hop).try_for_each(CudaMover::trace)?;
@@ -271,6 +285,16 @@ impl Seat {
         });
         let done = Done { release, ready, transfer: report.transfer, transport, copies: copies.collect() };
         names::put(&**board, &names::done(at, *rank), &done).await
+    }
+
+    /// Waits for every reader to come to the barrier.
+    async fn all_ready(&self, at: (usize, u32), readers: &[Rank]) -> Result<()> {
+        let name = names::together(at);
+        self.board.put(&format!("{name}/{}", self.rank), String::new()).await?;
+        for reader in readers {
+            self.board.wait(&format!("{name}/{reader}"), self.plan.settings.setup_timeout).await?;
+        }
+        Ok(())
     }
 
     async fn over(&self, at: (usize, u32)) -> Result<()> {
@@ -350,6 +374,24 @@ fn limits(hop: &CudaMover, arena: &Arc<dyn Arena>, stage: Stage) -> Result<GpuLi
         hash: into.measure_hash(whole, BLOCK)?,
         verified: hop.measure_verified(whole, stage.chunk, BLOCK)?,
     })
+}
+
+/// One copy of `range`, the median of those in the middle of a time in which the others copy too.
+fn together(hop: &CudaMover, range: ByteRange) -> Result<Duration> {
+    let began = Clock::Host.now();
+    let mut took = Vec::new();
+    loop {
+        let since = Clock::Host.now().saturating_sub(began);
+        let copy = hop.measure_raw(range, range.len())?;
+        if since > TOGETHER && !took.is_empty() {
+            break;
+        }
+        // Who came to the barrier last has begun by then.
+        if since > TOGETHER / 4 {
+            took.push(copy.as_secs_f64());
+        }
+    }
+    Ok(Duration::from_secs_f64(super::median(took)))
 }
 
 /// Returns at `release`, to the microsecond.
