@@ -18,7 +18,7 @@ use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,
     claims::{Claim, Claims},
-    control::{self, ControlBlock, Header},
+    control::{self, ControlBlock, Header, Words as _},
     digest::{self, Piece},
 };
 use std::{
@@ -102,6 +102,7 @@ impl CudaArena {
         let words = DeviceWords::new(context, at, control::size(spec.shards))?;
         let header = Header { shards: spec.shards, payload: spec.payload };
         let control = ControlBlock::initialise(words.clone(), header);
+        words.fence();
         words.check()?;
         let report = ArenaReport {
             capacity,
@@ -416,6 +417,8 @@ unsafe impl Arena for CudaArena {
             words.retire();
         }
         self.control.begin(generation);
+        // Whoever gets a locator of it finds it there.
+        self.words.fence();
         if let Some(words) = &*host {
             words.begin(generation);
         }

@@ -249,6 +249,15 @@ impl CudaMover {
         end.elapsed_since(&begin)
     }
 
+    /// Reads the source's words through the GPU once, whatever shorter way there is, and waits for them: a round trip that
+    /// finds the link and the GPU awake afterwards.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn ping(&self) -> Result<Observed> {
+        self.hop.look(ShardId(0))?.wait()
+    }
+
     /// From now on notes when the GPU does each pull's work. Begin before the first pull.
     ///
     /// # Errors

@@ -227,7 +227,7 @@ impl Look {
 
     /// Blocks until it is there.
     pub(crate) fn wait(mut self) -> Result<Observed> {
-        self.slot.seen.wait(Duration::ZERO)?;
+        self.slot.seen.wait(POLL)?;
         self.done = true;
         Ok(self.seen())
     }

@@ -1,6 +1,6 @@
 //! What one rank measured once, and what many such figures say together. Pure.
 
-use super::plan::Stage;
+use super::plan::{Shape, Stage};
 use flashboot_core::{TransportName, schedule::Rank};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
@@ -148,8 +148,11 @@ pub struct Figures {
     pub hash_ms: Option<f64>,
     /// The soonest that everything can have been copied and hashed.
     pub bound_ms: Option<f64>,
-    /// Share of the time between a link's first and last byte in which no copy of ours was under way on it; the
-    /// worst link's.
+    /// The soonest that the last clone can be done by its schedule, chunk by chunk, at the pace of `raw_together_ms`
+    /// (of `raw_ms` where only one reads); without the hash.
+    pub ideal_ms: Option<f64>,
+    /// Share of the time in which every hop over a link is at work, its first copy begun and its last not ended, without
+    /// a copy of ours under way on it; the worst link's. `None`: there is no such time.
     pub idle: Option<f64>,
     /// The same, counting hashes as work too.
     pub idle_gpu: Option<f64>,
@@ -172,15 +175,20 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// The share of the time from the first beginning to the last end that no span covers.
-pub fn idle(spans: &[(Duration, Duration)]) -> Option<f64> {
-    let mut spans = spans.to_vec();
+/// Beginnings and ends.
+pub type Spans = Vec<(Duration, Duration)>;
+
+/// The share that no span covers of the time in which all hops are at work: from the latest first beginning to the
+/// earliest last end.
+pub fn idle(hops: &[Spans]) -> Option<f64> {
+    let hops = || hops.iter().filter(|hop| !hop.is_empty());
+    let first = hops().filter_map(|hop| hop.iter().map(|(begin, _)| *begin).min()).max()?;
+    let last = hops().filter_map(|hop| hop.iter().map(|(_, end)| *end).max()).min()?;
+    let mut spans: Vec<_> = hops().flatten().copied().collect();
     spans.sort();
-    let (first, _) = *spans.first()?;
-    let last = spans.iter().map(|(_, end)| *end).max()?;
     let (mut covered, mut until) = (Duration::ZERO, first);
     for (begin, end) in spans {
-        let begin = begin.max(until);
+        let (begin, end) = (begin.max(until), end.min(last));
         covered += end.saturating_sub(begin);
         until = until.max(end);
     }
@@ -191,16 +199,39 @@ pub fn idle(spans: &[(Duration, Duration)]) -> Option<f64> {
     Some((1.0 - covered.as_secs_f64() / whole.as_secs_f64()).max(0.0))
 }
 
+impl Stage {
+    /// How many times as long as one read the whole takes by its schedule at least.
+    fn steps(&self) -> f64 {
+        let schedule = self.shape.schedule();
+        let depth = f64::from(schedule.depth().max(1));
+        match self.shape {
+            // A rank reads a shard a round.
+            Shape::Ring { .. } => depth,
+            _ => {
+                let chunks = self.bytes.div_ceil(self.chunk.max(1)).max(1) as f64;
+                (chunks + depth - 1.0) / chunks
+            }
+        }
+    }
+}
+
 impl Repeat {
+    /// One read of the slowest rank, in milliseconds: while all the others read, or alone.
+    fn pace(&self) -> Option<f64> {
+        let together = self.set_up.iter().filter_map(|set_up| set_up.together).max();
+        let alone = || self.set_up.iter().find_map(|set_up| set_up.limits).map(|limits| limits.copy);
+        together.or_else(alone).map(ms)
+    }
+
     /// The worst link's idle share; a link is a pair of GPUs, `gpu` says which a rank is on.
     fn idle(&self, stage: &Stage, gpu: impl Fn(Rank) -> usize, end: fn(&Copied) -> Duration) -> Option<f64> {
-        let mut links: BTreeMap<(usize, usize), Vec<(Duration, Duration)>> = BTreeMap::new();
+        let mut links: BTreeMap<(usize, usize), Vec<Spans>> = BTreeMap::new();
         for (rank, done) in &self.done {
             let Some(leg) = stage.shape.schedule().legs(*rank).first().copied() else { continue };
             let copies = done.copies.iter().map(|copy| (copy.begin, end(copy)));
-            links.entry((gpu(leg.source), gpu(*rank))).or_default().extend(copies);
+            links.entry((gpu(leg.source), gpu(*rank))).or_default().push(copies.collect());
         }
-        links.values().filter_map(|spans| idle(spans)).reduce(f64::max)
+        links.values().filter_map(|hops| idle(hops)).reduce(f64::max)
     }
 }
 
@@ -246,6 +277,7 @@ impl Measured {
             raw_together_ms: over(&|repeat| {
                 repeat.set_up.iter().filter_map(|set_up| set_up.together).max().map(ms)
             }),
+            ideal_ms: over(&|repeat| repeat.pace()).map(|pace| pace * stage.steps()),
             raw_chunks_ms: limit(|limits| limits.chunks),
             hash_ms: limit(|limits| limits.hash),
             bound_ms: limit(GpuLimits::bound),
@@ -302,7 +334,7 @@ impl Measured {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::plan::Shape, *};
+    use super::*;
 
     fn us(us: u64) -> Duration {
         Duration::from_micros(us)
@@ -317,14 +349,17 @@ mod tests {
     }
 
     #[test]
-    fn idle_is_what_nobody_covers() {
+    fn idle_is_what_nobody_covers_while_all_are_at_work() {
+        let near = |found: Option<f64>, share: f64| found.is_some_and(|found| (found - share).abs() < 1e-9);
         assert_eq!(idle(&[]), None);
-        assert_eq!(idle(&[(us(5), us(5))]), None);
-        assert_eq!(idle(&[(us(0), us(100))]), Some(0.0));
-        let share = idle(&[(us(50), us(100)), (us(0), us(40)), (us(10), us(30))]).unwrap();
-        assert!((share - 0.1).abs() < 1e-9, "{share}");
-        let inside = idle(&[(us(0), us(100)), (us(10), us(20)), (us(100), us(200))]).unwrap();
-        assert!(inside.abs() < 1e-9, "{inside}");
+        assert_eq!(idle(&[vec![(us(5), us(5))]]), None);
+        assert_eq!(idle(&[vec![(us(0), us(100))], vec![]]), Some(0.0));
+        assert!(near(idle(&[vec![(us(50), us(100)), (us(0), us(40))]]), 0.1));
+        // From 10 to 90, without 40 to 50.
+        let two = [vec![(us(0), us(40)), (us(60), us(100))], vec![(us(10), us(20)), (us(50), us(90))]];
+        assert!(near(idle(&two), 10.0 / 80.0), "{:?}", idle(&two));
+        let after_another = [vec![(us(0), us(40))], vec![(us(50), us(90))]];
+        assert_eq!(idle(&after_another), None, "never both");
     }
 
     #[test]
@@ -356,7 +391,7 @@ mod tests {
             done: BTreeMap::from([
                 (1, done(120, vec![copy(0, 50), copy(60, 100)])),
                 (2, done(130, vec![copy(50, 100), copy(100, 150)])),
-                (3, done(150, vec![copy(50, 60)])),
+                (3, done(150, vec![copy(0, 60), copy(60, 100)])),
             ]),
         };
         let measured = Measured { stage, repeats: vec![repeat] };
@@ -366,6 +401,7 @@ mod tests {
         assert!((two.first_ms - 0.12).abs() < 1e-9 && (two.last_ms - 0.15).abs() < 1e-9, "{two:?}");
         assert!((two.total_ms - (0.002 + 0.03 + 0.15)).abs() < 1e-9, "{two:?}");
         let near = |found: Option<f64>, ms: f64| found.is_some_and(|found| (found - ms).abs() < 1e-9);
+        assert!(near(two.ideal_ms, 0.08 * 4.0 / 2.0), "2 chunks over 3 hops: {two:?}");
         assert!(near(two.raw_ms, 0.08) && near(two.bound_ms, 0.1), "{two:?}");
         let first = &two.clones[0];
         assert!(near(first.copy_ms, 0.1) && near(first.verified_ms, 0.105), "{first:?}");

@@ -29,6 +29,8 @@ use std::{
 
 /// How long a cancelled pull may take to become quiet.
 const QUIESCE: Duration = Duration::from_secs(10);
+/// Longer than one question to a source takes.
+const PING: Duration = Duration::from_micros(40);
 /// How long all ranks copy at once.
 const TOGETHER: Duration = Duration::from_millis(60);
 /// The last part of the wait for the release, which no timer hits.
@@ -269,7 +271,7 @@ impl Seat {
         };
         names::put(&**board, &names::mapped(at, *rank), &set_up).await?;
         let release: Duration = names::wait(&**board, &names::go(at), plan.settings.setup_timeout).await?;
-        until(release).await;
+        until(release, &movers).await?;
         let limit = plan.settings.transfer_timeout;
         let report = tokio::time::timeout(limit, flashboot_driver::replicate(job, sources, &mut ())).await;
         let ready = Clock::Host.now().saturating_sub(release);
@@ -394,15 +396,20 @@ fn together(hop: &CudaMover, range: ByteRange) -> Result<Duration> {
     Ok(Duration::from_secs_f64(super::median(took)))
 }
 
-/// Returns at `release`, to the microsecond.
-async fn until(release: Duration) {
+/// Returns at `release`, to some microseconds, with links that are awake: each asks its source something until then, as
+/// whoever measures a collective has a barrier before it.
+async fn until(release: Duration, movers: &BTreeMap<PeerId, Arc<dyn Mover>>) -> Result<()> {
     let left = release.saturating_sub(Clock::Host.now());
     if left > SPIN {
         tokio::time::sleep(left - SPIN).await;
     }
+    while Clock::Host.now() + PING < release {
+        movers.values().filter_map(hop).try_for_each(|hop| hop.ping().map(drop))?;
+    }
     while Clock::Host.now() < release {
         std::hint::spin_loop();
     }
+    Ok(())
 }
 
 /// Sources that are mapped already; there are no others.

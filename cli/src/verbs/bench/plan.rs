@@ -106,7 +106,8 @@ impl Shapes {
 
     pub(super) fn gather(self, sizes: &Sizes, nodes: u32, chunk: Chunk) -> Vec<Stage> {
         let one = |bytes: &u64| {
-            [false, true].map(|verify| self.stage(Shape::Ring { nodes }, *bytes, chunk, verify))
+            let row = |verify| self.with_limits(self.stage(Shape::Ring { nodes }, *bytes, chunk, verify));
+            [row(false), row(true)]
         };
         sizes.0.iter().flat_map(one).collect()
     }

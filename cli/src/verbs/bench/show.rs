@@ -10,6 +10,14 @@ use flashboot::bench::{Figures, nccl::NcclFigures};
 use flashboot_core::ByteSize;
 use std::{io::Write as _, time::Instant};
 
+/// NCCL's columns: one of many queued, one by events, one as its caller sees it, and a new process's first.
+const NCCL: [(&str, Side); 4] = [
+    ("nccl queued", Side::Right),
+    ("nccl gpu", Side::Right),
+    ("nccl call", Side::Right),
+    ("nccl cold", Side::Right),
+];
+
 /// A line on stderr for every stage that is measured, so that a long bench does not look dead.
 pub(super) struct Progress {
     output: Output,
@@ -160,7 +168,7 @@ fn copies(report: &Report) -> String {
         ("with set-up", Side::Right),
     ];
     if report.nccl.is_some() {
-        columns.extend([("nccl", Side::Right), ("nccl call", Side::Right), ("nccl cold", Side::Right)]);
+        columns.extend(NCCL);
     }
     let mut table = Table::new(&columns);
     for stage in &report.stages {
@@ -184,8 +192,10 @@ fn copies(report: &Report) -> String {
         ];
         if report.nccl.is_some() {
             row.extend(nccl_of(report, stage.bytes).map_or_else(
-                || vec!["-".into(); 3],
-                |nccl| vec![time(nccl.queued_ms), time(nccl.wall_ms), maybe(nccl.cold_ms)],
+                || vec!["-".into(); NCCL.len()],
+                |nccl| {
+                    vec![time(nccl.queued_ms), time(nccl.event_ms), time(nccl.wall_ms), maybe(nccl.cold_ms)]
+                },
             ));
         }
         table.row(row);
@@ -204,8 +214,11 @@ fn spreads(report: &Report) -> String {
         ("chunk", Side::Right),
         ("verified", Side::Left),
         ("raw", Side::Right),
+        ("raw together", Side::Right),
+        ("ideal", Side::Right),
         ("first", Side::Right),
         ("last", Side::Right),
+        ("of ideal", Side::Right),
         ("last's rate", Side::Right),
         ("slowest copy", Side::Right),
         ("idle", Side::Right),
@@ -213,7 +226,7 @@ fn spreads(report: &Report) -> String {
         ("with set-up", Side::Right),
     ];
     if report.nccl.is_some() {
-        columns.extend([("nccl", Side::Right), ("nccl call", Side::Right), ("nccl cold", Side::Right)]);
+        columns.extend(NCCL);
     }
     let mut table = Table::new(&columns);
     for stage in &report.stages {
@@ -225,8 +238,11 @@ fn spreads(report: &Report) -> String {
             ByteSize(stage.chunk_bytes).to_string(),
             yes(stage.verify),
             maybe(stage.raw_ms),
+            maybe(stage.raw_together_ms),
+            maybe(stage.ideal_ms),
             time(stage.first_ms),
             time(stage.last_ms),
+            share(Some(stage.last_ms), stage.ideal_ms),
             rate(stage.bytes, Some(stage.last_ms)),
             maybe(slowest),
             percent(stage.idle),
@@ -235,11 +251,16 @@ fn spreads(report: &Report) -> String {
         ];
         if report.nccl.is_some() {
             row.extend(nccl_of(report, stage.bytes).map_or_else(
-                || vec!["-".into(); 3],
-                |nccl| vec![time(nccl.queued_ms), time(nccl.wall_ms), maybe(nccl.cold_ms)],
+                || vec!["-".into(); NCCL.len()],
+                |nccl| {
+                    vec![time(nccl.queued_ms), time(nccl.event_ms), time(nccl.wall_ms), maybe(nccl.cold_ms)]
+                },
             ));
         }
         table.row(row);
     }
-    table.render()
+    let key = "raw: one copy of everything by rank 1 alone; raw together: one copy of what a rank reads while all the others \
+               copy too;\nideal: the schedule's steps at that pace; idle: a link without a copy while every hop on it is at \
+               work\n";
+    format!("{}\n{key}", table.render())
 }
