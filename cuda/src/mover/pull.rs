@@ -98,7 +98,7 @@ impl Drop for Fence {
 /// A shorter sleep is not worth its two switches.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(10);
 /// Between two questions of the hop's thread whether a pull has ended, whose caller asks more often.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 /// The least time for which a caller asks again and again, from shortly before the end that is expected.
 const HOT: Duration = Duration::from_millis(2);
@@ -135,13 +135,17 @@ impl Job {
         }
     }
 
-    /// Whether [`finish`](Self::finish) would be short: it neither drains streams nor hashes through the host.
-    fn ends_soon(&self) -> bool {
+    /// Whether [`finish`](Self::finish) is short once the GPU is done: it neither drains streams nor hashes through the
+    /// host. The caller leaves others to the thread.
+    fn is_for_caller(&self) -> bool {
         let hashed = |launched: &Option<Launched>| self.pull.hash.is_none() || launched.is_some();
+        self.queued.as_ref().is_ok_and(hashed) && self.fence.marked
+    }
+
+    /// Whether the caller may finish it here and now.
+    fn ends_soon(&self) -> bool {
         let passed = |marks: &Marks| matches!(marks.end.is_done(), Ok(true));
-        self.queued.as_ref().is_ok_and(hashed)
-            && self.fence.marked
-            && self.fence.marks.as_ref().is_some_and(passed)
+        self.is_for_caller() && self.fence.marks.as_ref().is_some_and(passed)
     }
 
     /// Waits, hashes through the host where the kernel did not, and gives the range back.
@@ -185,7 +189,7 @@ pub(crate) struct UnderWay {
 impl UnderWay {
     pub(crate) fn new(job: Job) -> Arc<Self> {
         let (idle, takes) = job.expected();
-        let soon = idle <= SHORTEST_SLEEP;
+        let soon = idle <= SHORTEST_SLEEP && job.is_for_caller();
         let state = if soon { State::near(takes) } else { State::Early };
         Arc::new(Self { job: Mutex::new(Some(job)), state: watch::Sender::new(state) })
     }
@@ -198,25 +202,35 @@ impl UnderWay {
 
     /// The hop's thread's part: sleeps until the end is near, says so, and sees it through.
     pub(crate) fn see_through(&self) {
-        let Some((idle, takes)) = self.with(Job::expected) else { return };
+        let expected = self.with(|job| (job.expected(), job.is_for_caller()));
+        let Some(((idle, takes), for_caller)) = expected else { return };
         if idle > SHORTEST_SLEEP {
             thread::sleep(idle);
         }
         let near = Instant::now();
         self.state.send_if_modified(|state| {
-            let early = matches!(state, State::Early);
+            let early = for_caller && matches!(state, State::Early);
             if early {
                 *state = State::near(takes);
             }
             early
         });
         // Ends when somebody has finished it.
-        while let Some(ended) = self.with(|job| job.has_ended()) {
-            if ended {
-                return self.finish(|_| true);
+        loop {
+            // Two that ask one driver at once wait for each other: the caller goes first.
+            let ended = self.with(|job| !self.is_attended() && job.has_ended());
+            match ended {
+                None => return,
+                Some(true) => return self.finish(|_| true),
+                Some(false) => thread::sleep((near.elapsed() / 256).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)),
             }
-            thread::sleep((near.elapsed() / 256).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
         }
+    }
+
+    /// Whether the caller is there and asks.
+    fn is_attended(&self) -> bool {
+        let asks = matches!(*self.state.borrow(), State::Near(until) if Instant::now() < until);
+        asks && self.state.receiver_count() > 0
     }
 
     /// Waits for the GPU, here and now.

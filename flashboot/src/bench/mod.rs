@@ -14,7 +14,7 @@ mod worker;
 
 pub use parent::run;
 pub use plan::{Plan, Shape, Stage};
-pub use result::{CloneFigures, Copied, Done, Figures, GpuLimits, Measured, Repeat, SetUp, idle, median};
+pub use result::{CloneFigures, Copied, Done, Figures, GpuLimits, Measured, Repeat, SetUp, median};
 pub use worker::worker;
 
 use crate::{config::Devices, replicate::resolve_devices};

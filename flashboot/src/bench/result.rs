@@ -176,11 +176,11 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// Beginnings and ends.
-pub type Spans = Vec<(Duration, Duration)>;
+pub(super) type Spans = Vec<(Duration, Duration)>;
 
 /// The share that no span covers of the time in which all hops are at work: from the latest first beginning to the
 /// earliest last end.
-pub fn idle(hops: &[Spans]) -> Option<f64> {
+fn idle(hops: &[Spans]) -> Option<f64> {
     let hops = || hops.iter().filter(|hop| !hop.is_empty());
     let first = hops().filter_map(|hop| hop.iter().map(|(begin, _)| *begin).min()).max()?;
     let last = hops().filter_map(|hop| hop.iter().map(|(_, end)| *end).max()).min()?;
