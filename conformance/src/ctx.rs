@@ -75,7 +75,8 @@ impl Ctx {
         let arena = self.arena(geometry);
         arena.begin(random_generation());
         let export = exchange.export(Arc::clone(&arena), SETUP).await.expect("the arena is exported");
-        Member { ctx: self.clone(), geometry: *geometry, arena, exchange, export: Some(export) }
+        let sought = Arc::default();
+        Member { ctx: self.clone(), geometry: *geometry, arena, exchange, export: Some(export), sought }
     }
 
     /// As [`member`](Self::member), one of several of this rank in turn: it stands on no board.
@@ -203,6 +204,7 @@ pub(crate) struct Member {
     pub(crate) arena: Arc<dyn Arena>,
     pub(crate) exchange: Arc<dyn HandleExchange>,
     pub(crate) export: Option<Box<dyn Export>>,
+    sought: Arc<Mutex<Vec<PeerId>>>,
 }
 
 impl Member {
@@ -251,10 +253,16 @@ impl Member {
             arena: Arc::clone(&self.arena),
             exchange: Arc::clone(&self.exchange),
             fallbacks: Mutex::new(plan.fallbacks.clone()),
+            sought: Arc::clone(&self.sought),
         };
         let mut guard =
             NeverAhead { arena: &*self.arena, held: schedule.holds(self.ctx.rank), verified: 0, observer };
         replicate(job, Arc::new(peers), &mut guard).await
+    }
+
+    /// The sources for which its runs sought another, in order.
+    pub(crate) fn sought(&self) -> Vec<PeerId> {
+        self.sought.lock().expect("no panic under it").clone()
     }
 
     /// Compares every byte with the payload `salt`.
@@ -312,6 +320,7 @@ struct Peers {
     arena: Arc<dyn Arena>,
     exchange: Arc<dyn HandleExchange>,
     fallbacks: Mutex<Vec<u32>>,
+    sought: Arc<Mutex<Vec<PeerId>>>,
 }
 
 #[async_trait]
@@ -321,7 +330,8 @@ impl Sources for Peers {
         self.exchange.import(&text.parse()?, Arc::clone(&self.arena), SETUP).await
     }
 
-    async fn replace(&self, _: PeerId, _: ShardId, _: u64, _: &Error) -> Option<PeerId> {
+    async fn replace(&self, lost: PeerId, _: ShardId, _: u64, _: &Error) -> Option<PeerId> {
+        self.sought.lock().expect("no panic under it").push(lost);
         self.fallbacks.lock().expect("no panic under it").pop().map(|rank| PeerId(u64::from(rank)))
     }
 }

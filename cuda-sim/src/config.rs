@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(Fault::parse("cuMemCreate:2:OUT_OF_MEMORY"), call(Some(2), 2));
         assert_eq!(Fault::parse("cuMemCreate:*:800"), call(None, 800));
         assert_eq!(Fault::parse("poison:after=3"), Fault::Poison { after: 3, code: 220 });
-        assert_eq!(Fault::parse("poison:after=0:CONTAINED"), Fault::Poison { after: 0, code: 721 });
+        assert_eq!(Fault::parse("poison:after=0:CONTAINED"), Fault::Poison { after: 0, code: 226 });
         assert_eq!(Fault::parse("die:device=1:after=0"), Fault::Die { device: 1, after: 0 });
         assert_eq!(Fault::read("cuMemCreate:x:1"), None);
         assert_eq!(Fault::read("nonsense"), None);

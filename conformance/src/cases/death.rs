@@ -2,12 +2,12 @@
 
 use super::case;
 use crate::{
-    Ctx,
+    Ctx, Misfortune,
     ctx::{PATIENCE, Plan},
     harness::Case,
     oracle::{self, SMALL_CHUNK as C},
 };
-use flashboot_core::{ByteRange, Kind, Pull, ShardId, schedule::Schedule};
+use flashboot_core::{ByteRange, Kind, Pull, Retry, ShardId, schedule::Schedule};
 use flashboot_driver::Step;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ pub(super) fn cases(table: &mut Vec<Case>) {
     }
     case(table, "death/the-seed-dies-half-filled", 2, half_filled);
     case(table, "death/the-seed-dies-when-all-is-published", 2, published);
+    case(table, "death/a-clone-whose-own-context-is-lost-ends-at-once-and-the-others-finish", 3, context);
     case(table, "death/ranks-of-a-ring-behind-a-dead-one-fail-in-time", 3, ring);
 }
 
@@ -86,6 +87,38 @@ async fn reader(ctx: Ctx, at: u64) {
     member.expect_whole(SALT);
     ctx.death_of(2).await;
     ctx.barrier_of("done", &[0, 1]).await;
+}
+
+/// Rank 1 of seed → 1 → 2 loses its own context: it asks nobody else for what is missing, says so, and its process
+/// ends. Rank 2 goes on at the seed.
+async fn context(ctx: Ctx) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    let schedule = Schedule::Chain { clones: 2 };
+    let member = match ctx.rank() {
+        0 => ctx.seed(&geometry, SALT).await,
+        1 => ctx.unlucky(&geometry, vec![(3, Misfortune::ContextLost)]).await,
+        _ => ctx.member(&geometry).await,
+    };
+    ctx.barrier("exported").await;
+    // Rank 1 could go on at the seed again and again, and must not.
+    let plan = Plan::verified(SALT).or_from(&[0; 8]);
+    match ctx.rank() {
+        0 => member.expect_whole(SALT),
+        1 => {
+            let cause = member.run(schedule, &plan).await.expect_err("its context is lost");
+            assert_eq!((cause.kind(), cause.retry()), (Kind::ContextLost, Retry::NewProcess), "{cause}");
+            assert!(cause.remedy().is_some_and(|remedy| remedy.contains("restart")), "{cause}");
+            assert!(member.sought().is_empty(), "it asked for another source");
+            ctx.die();
+            ctx.buried("SIGKILL was survived").await;
+        }
+        _ => {
+            let report = member.run(schedule, &plan).await.expect("a survivor finishes");
+            assert_eq!(report.bytes, geometry.payload());
+            member.expect_whole(SALT);
+        }
+    }
+    ctx.barrier_of("done", &[0, 2]).await;
 }
 
 async fn half_filled(ctx: Ctx) {
