@@ -118,8 +118,14 @@ impl Ctx {
     /// A member that holds the payload `salt`, all of it published before its locator stands on the board: a
     /// case may pull from it without looking at its words.
     pub(crate) async fn seed(&self, geometry: &Geometry, salt: u64) -> Member {
+        self.seed_up_to(geometry, salt, geometry.payload()).await
+    }
+
+    /// As [`seed`](Self::seed), but only the first `bytes` are published.
+    pub(crate) async fn seed_up_to(&self, geometry: &Geometry, salt: u64, bytes: u64) -> Member {
         let member = self.exported(self.open().await, geometry).await;
-        member.fill(salt, ShardId(0));
+        oracle::write(&*member.arena, salt, geometry.shard_range(ShardId(0)));
+        member.arena.publish(ShardId(0), bytes).expect("grows");
         member.announce().await;
         member
     }
@@ -174,6 +180,32 @@ impl Ctx {
         panic!("rank {}: {why}", self.rank);
     }
 
+    /// Kills `rank`, which waits for it in [`killed`](Self::killed), at once: SIGKILL for a process.
+    pub(crate) fn kill(&self, rank: u32) {
+        let dir = self.dir.with_file_name(rank.to_string());
+        // First, as for `die`.
+        std::fs::write(death_note(&dir), "").expect("the directory of a rank of this case");
+        if self.fixture.ranks() == Ranks::Processes {
+            let pid = std::fs::read_to_string(pid_note(&dir)).expect("every rank leaves its number");
+            let pid = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a process number");
+            // It is a child of our own parent's, not waited for: the number is nobody else's.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        self.fixture.die(rank);
+    }
+
+    /// Waits to be killed by a peer, and fails if it is not.
+    pub(crate) async fn killed(&self) {
+        self.death_of(self.rank).await;
+        if self.fixture.ranks() == Ranks::Tasks {
+            self.dead.send_replace(true);
+            tokio::task::yield_now().await;
+        }
+        // The signal comes after the note.
+        tokio::time::sleep(PATIENCE).await;
+        panic!("rank {}: a peer was to kill it", self.rank);
+    }
+
     /// Waits until `rank` has died: who stays for it must not leave before.
     pub(crate) async fn death_of(&self, rank: u32) {
         let note = death_note(&self.dir.with_file_name(rank.to_string()));
@@ -188,6 +220,11 @@ impl Ctx {
 /// Where a rank says that it is about to die, in its own directory.
 pub(crate) fn death_note(dir: &Path) -> PathBuf {
     dir.join("dying")
+}
+
+/// Where a rank that is a process says its number, in its own directory.
+pub(crate) fn pid_note(dir: &Path) -> PathBuf {
+    dir.join("pid")
 }
 
 /// A fresh generation.

@@ -201,5 +201,8 @@ fn a_driver_that_is_not_there_is_said_so() {
     let nowhere = tempfile::tempdir().unwrap();
     let program = env!("CARGO_BIN_EXE_driver-contract");
     let listed = Command::new(program).arg("--list").env("LD_LIBRARY_PATH", nowhere.path()).output();
-    assert_eq!(String::from_utf8(listed.unwrap().stdout).unwrap().lines().count(), rows(TRANSCRIPT).len() + AWAITED.len());
+    assert_eq!(
+        String::from_utf8(listed.unwrap().stdout).unwrap().lines().count(),
+        rows(TRANSCRIPT).len() + AWAITED.len()
+    );
 }

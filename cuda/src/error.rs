@@ -102,10 +102,11 @@ impl CudaError {
                 | code::LAUNCH_TIMEOUT
                 | code::CONTEXT_IS_DESTROYED
                 | code::ASSERT
-                | code::HARDWARE_STACK_ERROR..=code::LAUNCH_FAILED
-                | code::TENSOR_MEMORY_LEAK
-                | code::MPS_CLIENT_TERMINATED
-                | code::EXTERNAL_DEVICE
+                | code::HARDWARE_STACK_ERROR
+                ..=code::LAUNCH_FAILED
+                    | code::TENSOR_MEMORY_LEAK
+                    | code::MPS_CLIENT_TERMINATED
+                    | code::EXTERNAL_DEVICE
         )
     }
 

@@ -175,19 +175,20 @@ fn dies_pending(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
     let (streams, event) = ([gpu.stream()?, gpu.stream()?], gpu.event(0)?);
     let host = gpu.pinned(64 << 20)?;
-    let mut memory = Vec::new();
+    let (mut memory, mut any) = (Vec::new(), 0);
     for stream in streams {
         let (from, to) = (gpu.busy(stream)?, gpu.mapped(64 << 20)?);
         must("copy", gpu.copy_dtod(to.at, from.at, to.size, stream))?;
         must("copy", gpu.copy_dtoh(host.cast(), to.at, to.size, stream))?;
         memory.extend([from, to]);
+        any = to.at;
     }
     must("record", gpu.event_record(event, streams[0]))?;
     until_dead(d, 0)?;
     let mut f = Facts::new();
     f.code("sync", gpu.stream_synchronize(streams[0]));
     f.code("event", gpu.event_synchronize(event));
-    f.code("copy", gpu.copy_dtoh(host.cast(), memory[0].at, 1, streams[1]));
+    f.code("copy", gpu.copy_dtoh(host.cast(), any, 1, streams[1]));
     let mut said = std::collections::BTreeSet::new();
     for Mapped { at, size, handle } in memory {
         said.insert(crate::facts::name(gpu.mem_unmap(at, size)));
