@@ -196,6 +196,8 @@ fn what_a_gpu_cannot_do_is_refused_with_a_remedy_before_anyone_starts() {
         ("MIG", "1", "cuda:*", "unavailable", "MIG instance"),
         ("DEVICES", "2", "cuda:7", "unavailable", "cuda:7"),
         ("MEM", "100MiB", "cuda:0", "exhausted", "free"),
+        // Four arenas of 70 MiB would fit; four processes do not.
+        ("MEM", "1GiB", "cuda:0", "exhausted", "about 512MiB for the driver's context of each process"),
     ] {
         machine.driver.only(variable, value);
         let (found, detail, remedy) = machine.refused(&["-n", "3", "--device", device], 1);
