@@ -151,12 +151,11 @@ fn loses_clone_1(machine: &mut Machine, topology: &str, fault: impl Fn(u32) -> S
 #[test]
 fn a_clone_whose_own_context_is_lost_ends_at_once_and_the_others_finish() {
     let mut machine = Machine::new();
-    for topology in ["star", "chain"] {
-        for code in ["ECC_UNCORRECTABLE", "CONTAINED", "LAUNCH_FAILED"] {
-            let fault = |after| format!("poison:device=1:after={after}:{code}");
-            let times = loses_clone_1(&mut machine, topology, fault, &format!("CUDA_ERROR_{code}"));
-            assert!(times > 0, "{topology}, {code}: never in the transfer");
-        }
+    for (topology, code) in [("star", "ECC_UNCORRECTABLE"), ("star", "LAUNCH_FAILED"), ("chain", "CONTAINED")]
+    {
+        let fault = |after| format!("poison:device=1:after={after}:{code}");
+        let times = loses_clone_1(&mut machine, topology, fault, &format!("CUDA_ERROR_{code}"));
+        assert!(times > 0, "{topology}, {code}: never in the transfer");
     }
 }
 
