@@ -122,7 +122,7 @@ impl FaultyInFlight {
             let bytes = &bytes[(at.start - range.start) as usize..(at.end - range.start) as usize];
             digest::block(&geometry, index, bytes)
         });
-        Landed { digests: digests.collect() }
+        Landed { digests: digests.collect(), generation: None }
     }
 }
 

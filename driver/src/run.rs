@@ -108,7 +108,8 @@ pub struct Job {
 }
 
 enum Happened {
-    Attached(PeerId, Box<dyn Mover>, Duration),
+    /// With what the first look showed.
+    Attached(PeerId, Box<dyn Mover>, Duration, (ShardId, u64)),
     /// An event as it is.
     Plain(Event),
     Pulled(Ended),
@@ -207,9 +208,11 @@ impl Driver<'_> {
                 }
             }
             match self.next().await? {
-                Happened::Attached(source, mover, took) => {
+                Happened::Attached(source, mover, took, (shard, bytes)) => {
                     self.report.map += took;
                     self.movers.insert(source, (Arc::from(mover), watch::Sender::new(false)));
+                    // What was seen first, so that nobody waits for a word that is there.
+                    events.push_back(Event::Seen { source, shard, bytes });
                     events.push_back(Event::Attached { source });
                 }
                 Happened::Plain(event) => events.push_back(event),
@@ -309,11 +312,11 @@ impl Driver<'_> {
         let attach = async move {
             let attached = match sources.attach(source).await {
                 // Before the first chunk: is it still the filling that the locator named?
-                Ok(mover) => pull::stale(&*mover, shard).await.map(|()| mover),
+                Ok(mover) => pull::stale(&*mover, shard).await.map(|bytes| (mover, bytes)),
                 Err(cause) => Err(cause),
             };
             match attached {
-                Ok(mover) => Happened::Attached(source, mover, began.elapsed()),
+                Ok((mover, bytes)) => Happened::Attached(source, mover, began.elapsed(), (shard, bytes)),
                 Err(cause) => Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) }),
             }
         };
@@ -338,7 +341,7 @@ impl Driver<'_> {
                         let cause = match pull::stale(&*mover, shard).await {
                             Err(cause) => cause,
                             // It was being begun when we looked; look again.
-                            Ok(()) => continue,
+                            Ok(_) => continue,
                         };
                         return Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) });
                     }

@@ -61,7 +61,7 @@ pub async fn worker(args: WorkerArgs) -> Result<()> {
     done
 }
 
-fn die_with_parent(board: &Path) -> Result<()> {
+pub(crate) fn die_with_parent(board: &Path) -> Result<()> {
     let directory = run_directory(board);
     let watch = move || {
         let mut sink = [0; 64];
@@ -123,11 +123,7 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
             debug!(rank = args.rank, uuid, ?made, "arena");
             arena
         }
-        None => {
-            let (arena, made) = HostArena::create(spec, &arena_config(job.memory, job.threads()))?;
-            debug!(rank = args.rank, %made, "arena");
-            arena
-        }
+        None => host_arena(spec, job.memory)?,
     };
     let arena_took = clock.now().saturating_sub(began);
 
@@ -150,6 +146,15 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
         observer: Box::new(observer),
     })
     .await
+}
+
+/// An arena in host memory, every page faulted in with a thread a core.
+pub(crate) fn host_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn Arena>> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = memory.threads.and_then(|n| usize::try_from(n).ok()).unwrap_or_else(cores).max(1);
+    let (arena, made) = HostArena::create(spec, &arena_config(memory, threads))?;
+    debug!(%made, "arena");
+    Ok(arena)
 }
 
 fn arena_config(memory: Memory, threads: usize) -> HostArenaConfig {
