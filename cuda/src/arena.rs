@@ -365,6 +365,10 @@ unsafe impl Arena for CudaArena {
         self.location.clone()
     }
 
+    fn usable(&self) -> Result<()> {
+        self.context().lost().map_or(Ok(()), Err)
+    }
+
     fn copy_in(&self, offset: u64, from: &[u8]) -> Result<()> {
         let range = range_of("copy in", offset, from.len())?;
         let to = self.inside("copy in", range)?;

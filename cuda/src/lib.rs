@@ -40,5 +40,6 @@ pub use error::CudaError;
 pub use host::{Pinned, Registered};
 pub use import::Import;
 pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive, Span};
+pub use nvml::refuse_mig;
 pub use stream::{Event, Stream};
 pub use upload::{HostBytes, Upload};

@@ -196,6 +196,7 @@ impl Driver<'_> {
         let mut events = VecDeque::from([Event::Start]);
         loop {
             while let Some(event) = events.pop_front() {
+                let event = self.blamed(event);
                 trace!(?event);
                 for command in self.machine.handle(self.began.elapsed(), event) {
                     trace!(?command);
@@ -223,6 +224,16 @@ impl Driver<'_> {
                 Happened::Wedged(error) => return Err(error),
             }
         }
+    }
+
+    /// Blames no source for what befell our own end: where the arena is beyond use, that is the cause.
+    fn blamed(&self, mut event: Event) -> Event {
+        if let Event::Lost { cause, .. } | Event::Failed { cause, .. } | Event::Broken { cause } = &mut event
+            && let Err(own) = self.job.arena.usable()
+        {
+            *cause = own;
+        }
+        event
     }
 
     /// The next thing that happens. The machine never leaves nothing to wait for before it is over.
@@ -280,10 +291,10 @@ impl Driver<'_> {
             }
             Command::Publish { shard, bytes } => match self.job.arena.publish(shard, bytes) {
                 Ok(()) => self.observer.step(Step::Published { shard, bytes }),
-                // Only a defect of ours can do this; stop rather than run on unpublished.
-                Err(error) => {
-                    warn!(%error, "cannot publish");
-                    return Some(Event::Cancel);
+                // A defect of ours, or a GPU that is lost: stop rather than run on unpublished.
+                Err(cause) => {
+                    warn!(error = %cause, "cannot publish");
+                    return Some(Event::Broken { cause });
                 }
             },
             Command::Seek { lost, shard, from, cause } => self.seek(lost, shard, from, cause),

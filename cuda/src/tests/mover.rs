@@ -82,7 +82,7 @@ fn after_a_sticky_error_every_pull_is_refused_with_the_remedy() {
     fake.fail_call("cuEventQuery", 0, code::NVLINK_UNCORRECTABLE);
     let failed = runtime().block_on(async { mover.start(whole).unwrap().quiesced().await }).unwrap_err();
     for error in [failed, mover.start(whole).err().unwrap(), context.lost().unwrap()] {
-        assert_eq!(error.kind(), Kind::SourceLost);
+        assert_eq!(error.kind(), Kind::ContextLost);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("restart this process")), "{error}");
     }
 }

@@ -29,6 +29,9 @@ use tracing::{debug, warn};
 /// How long the parent may take to say what the job is: it does so before it starts anyone.
 const JOB_WAIT: Duration = Duration::from_secs(20);
 
+/// How often a worker tries to remove the run's directory, while others still work in it.
+const REMOVALS: u32 = 16;
+
 /// What a parent tells a worker on its command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerArgs {
@@ -71,8 +74,12 @@ pub(crate) fn die_with_parent(board: &Path) -> Result<()> {
             }
         }
         if let Some(directory) = directory {
-            // The parent may have removed it, another worker may be at it.
-            let _ = std::fs::remove_dir_all(directory);
+            // The parent may have removed it, another worker may be at it, or may still make a socket in it.
+            for _ in 0..REMOVALS {
+                if std::fs::remove_dir_all(&directory).is_ok() || !directory.exists() {
+                    break;
+                }
+            }
         }
         die();
     };
