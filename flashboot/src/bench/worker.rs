@@ -30,7 +30,7 @@ use std::{
 /// How long a cancelled pull may take to become quiet.
 const QUIESCE: Duration = Duration::from_secs(10);
 /// Longer than one question to a source takes.
-const PING: Duration = Duration::from_micros(40);
+const PING: Duration = Duration::from_micros(300);
 /// How long all ranks copy at once.
 const TOGETHER: Duration = Duration::from_millis(60);
 /// The last part of the wait for the release, which no timer hits.
