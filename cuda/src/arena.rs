@@ -183,16 +183,29 @@ impl CudaArena {
             return Ok(Vec::new());
         }
         self.with_bounce(|bounce| {
-            let _claim = self.claims.claim(range)?;
-            let at = self.mapping.at();
-            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
-            let launched =
-                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
-            match launched {
-                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
-                None => self.digests_through(bounce, range, block),
-            }
+            let claim = self.claims.claim(range)?;
+            self.digests_with(bounce, &claim, block)
         })
+    }
+
+    /// The same of a range that the caller has claimed.
+    pub(crate) fn digests_claimed(&self, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        hash::check_blocks(self.spec.payload, claim.range(), block)?;
+        if claim.range().is_empty() {
+            return Ok(Vec::new());
+        }
+        self.with_bounce(|bounce| self.digests_with(bounce, claim, block))
+    }
+
+    fn digests_with(&self, bounce: &mut Bounce, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        let range = claim.range();
+        let at = self.mapping.at();
+        // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+        let launched = unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
+        match launched {
+            Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
+            None => self.digests_through(bounce, range, block),
+        }
     }
 
     /// Why verification goes through the host; `None` while the GPU does it.
