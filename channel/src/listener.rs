@@ -85,7 +85,7 @@ impl Listener {
     /// What to put into locators: `advertise` if given, else the address listened at.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when that is 0.0.0.0 or [::], which nobody can dial.
+    /// [`Kind::Invalid`] when that is `0.0.0.0` or `[::]`, which nobody can dial.
     pub fn endpoint(&self, advertise: Option<&Host>) -> Result<Endpoint> {
         let host = match advertise {
             Some(host) => host.clone(),
