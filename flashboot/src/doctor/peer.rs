@@ -62,7 +62,7 @@ pub struct Path {
     pub degraded: bool,
     /// Median of several reads of 4 KiB, in microseconds.
     pub latency_us: Option<f64>,
-    /// Of one read of 16 MiB.
+    /// Of the faster of two reads of 16 MiB.
     pub bytes_per_s: Option<f64>,
     /// Why it is not ready.
     pub reason: Option<String>,
@@ -304,7 +304,8 @@ impl Bench {
         }
         took.sort_unstable();
         let latency = took.get(READS / 2).copied().unwrap_or_default();
-        let whole = self.pull(mover, PAYLOAD).await?;
+        // The faster of two: the first maps what was not yet touched.
+        let whole = self.pull(mover, PAYLOAD).await?.min(self.pull(mover, PAYLOAD).await?);
         Ok((latency, PAYLOAD as f64 / whole.as_secs_f64().max(1e-9)))
     }
 
