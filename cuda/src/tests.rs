@@ -3,7 +3,7 @@
 
 use crate::{
     Context, CudaArena, CudaArenaConfig, CudaMover, HostBytes, Import, MoverConfig, NotKnown, Pinned,
-    SourceAlive, Stream, Want,
+    SourceAlive, Span, Stream, Want,
     error::code,
     fake::{Fake, FakeDevice, GRANULE},
 };
@@ -76,7 +76,8 @@ fn hop_from(another_gpu: bool, context: &Context, payload: u64, alive: Arc<dyn S
         locator.location = Location::Gpu { boot_id: "here".into(), uuid: "GPU-another".into() };
     }
     let import = Import::from_fd(context, fd.as_fd(), &locator)?;
-    let config = MoverConfig { spin: Duration::ZERO, ..MoverConfig::default() };
+    let config =
+        MoverConfig { spin: Duration::ZERO, hot: Duration::from_millis(2), ..MoverConfig::default() };
     let mover = CudaMover::open(import, Arc::clone(&into), alive, config)?;
     Ok((source, into, mover))
 }
