@@ -221,24 +221,38 @@ impl CudaArena {
             return Ok(Vec::new());
         }
         self.with_bounce(|bounce| {
-            let _claim = self.claims.claim(range)?;
-            let at = self.mapping.at();
-            let window = (DIGESTS_AT_ONCE / block).max(1) * block;
-            let mut digests = Vec::new();
-            let mut start = range.start;
-            while start < range.end {
-                let part = ByteRange::new(start, start.saturating_add(window).min(range.end));
-                // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
-                let launched =
-                    unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, part, block) }?;
-                digests.extend(match launched {
-                    Some(launched) => bounce.stream().synchronize().map(|()| launched.digests())?,
-                    None => self.digests_through(bounce, part, block)?,
-                });
-                start = part.end;
-            }
-            Ok(digests)
+            let claim = self.claims.claim(range)?;
+            self.digests_with(bounce, &claim, block)
         })
+    }
+
+    /// The same of a range that the caller has claimed.
+    pub(crate) fn digests_claimed(&self, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        hash::check_blocks(self.spec.payload, claim.range(), block)?;
+        if claim.range().is_empty() {
+            return Ok(Vec::new());
+        }
+        self.with_bounce(|bounce| self.digests_with(bounce, claim, block))
+    }
+
+    fn digests_with(&self, bounce: &mut Bounce, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        let range = claim.range();
+        let at = self.mapping.at();
+        let window = (DIGESTS_AT_ONCE / block).max(1) * block;
+        let mut digests = Vec::new();
+        let mut start = range.start;
+        while start < range.end {
+            let part = ByteRange::new(start, start.saturating_add(window).min(range.end));
+            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+            let launched =
+                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, part, block) }?;
+            digests.extend(match launched {
+                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests())?,
+                None => self.digests_through(bounce, part, block)?,
+            });
+            start = part.end;
+        }
+        Ok(digests)
     }
 
     /// As [`digests`](Self::digests), on the GPU only and without looking at the values: what the hash of `range` took,

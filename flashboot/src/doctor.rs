@@ -3,8 +3,11 @@
 //! Owns: the order of the questions and their deadline. It reports and never fails because something does not work: a
 //! machine without a GPU is a finding.
 
+pub mod peer;
+
 use crate::{
     config::{Memory, TRANSPORTS},
+    network::Network,
     registry::{Registry, Settings},
 };
 use flashboot_core::{ArenaSpec, Kind, Result, TransportName};
@@ -24,12 +27,14 @@ pub struct Request {
     pub device: Option<String>,
     /// Where a directory for sockets would be made.
     pub directory: PathBuf,
+    /// What crosses between hosts.
+    pub network: Network,
     /// How long all of it may take. What was not reached by then says so.
     pub timeout: Duration,
 }
 
 /// What was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// The GPUs that were looked at.
     pub devices: Vec<Gpu>,
@@ -37,6 +42,8 @@ pub struct Diagnosis {
     pub transports: Vec<TransportState>,
     /// What was looked for, in the order of need.
     pub checks: Vec<Check>,
+    /// What works between this host and a peer; empty where none was asked for.
+    pub paths: Vec<peer::Path>,
 }
 
 /// One GPU.
@@ -152,7 +159,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
             if device.is_some() && devices.is_empty() && name != TransportName::Imex {
                 continue;
             }
-            memory.extend(served(name, device, &request.directory, until).await);
+            memory.extend(served(name, device, &request.directory, &request.network, until).await);
         }
         if name == TransportName::Imex {
             memory.iter_mut().for_each(|served| name_the_channel(served, &fabric_without_channel));
@@ -163,6 +170,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
         devices: devices.iter().map(|(number, device)| gpu(*number, device)).collect(),
         transports,
         checks,
+        paths: Vec::new(),
     })
 }
 
@@ -218,6 +226,7 @@ async fn served(
     name: TransportName,
     device: Option<&str>,
     directory: &Path,
+    network: &Network,
     until: Instant,
 ) -> Option<Served> {
     let settings = Settings {
@@ -225,6 +234,7 @@ async fn served(
         sockets: directory.join("flashboot-doctor"),
         memory: Memory::default(),
         device: device.map(str::to_owned),
+        network: network.clone(),
     };
     let mut memory = device.unwrap_or("host").to_owned();
     let registry = match Registry::standard(&settings) {

@@ -11,6 +11,7 @@
 pub mod bench;
 pub mod config;
 pub mod doctor;
+pub mod network;
 pub mod registry;
 pub mod replicate;
 pub mod scratch;

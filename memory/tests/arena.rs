@@ -310,3 +310,47 @@ fn a_numa_node_is_bound_or_the_report_says_why_not() {
     let config = HostArenaConfig { numa_node: Some(u32::MAX), ..HostArenaConfig::default() };
     assert_eq!(HostArena::create(spec, &config).unwrap_err().kind(), Kind::Invalid);
 }
+
+#[test]
+fn parts_of_an_owned_range_are_disjoint_and_free_it_with_the_last() {
+    let (arena, _) =
+        HostArena::create(ArenaSpec { payload: 1000, shards: 1 }, &HostArenaConfig::default()).unwrap();
+    let whole = ByteRange::new(100, 900);
+    let mut parts = arena.own(whole).unwrap().into_parts(300.try_into().unwrap());
+    let ranges: Vec<_> = parts.iter().map(|part| part.range()).collect();
+    assert_eq!(ranges, [(100, 400), (400, 700), (700, 900)].map(|(start, end)| ByteRange::new(start, end)));
+    std::thread::scope(|scope| {
+        for (value, part) in (1u8..).zip(&mut parts) {
+            scope.spawn(move || part.as_mut_slice().fill(value));
+        }
+    });
+    let last = parts.pop();
+    drop(parts);
+    assert_eq!(arena.fill(ByteRange::new(899, 900), 0).unwrap_err().kind(), Kind::Busy);
+    assert!(!arena.is_free(ByteRange::new(100, 101)), "the range is owned until its last part goes");
+    drop(last);
+    let mut found = vec![0; 1000];
+    arena.copy_out(0, &mut found).unwrap();
+    for (range, value) in [(0..100, 0), (100..400, 1), (400..700, 2), (700..900, 3), (900..1000, 0)] {
+        assert!(found[range.clone()].iter().all(|byte| *byte == value), "{range:?}");
+    }
+    assert!(arena.own(ByteRange::new(5, 5)).unwrap().into_parts(1.try_into().unwrap()).is_empty());
+}
+
+#[test]
+fn payload_is_sent_into_a_socket_and_nothing_past_it() {
+    use std::io::Read as _;
+    let arena = arena(1000);
+    let bytes: Vec<u8> = (0..1000).map(|at| at as u8).collect();
+    arena.copy_in(0, &bytes).unwrap();
+    let (sender, mut receiver) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert_eq!(arena.send(&sender, ByteRange::new(10, 1000)).unwrap(), 990);
+    let mut found = vec![0; 990];
+    receiver.read_exact(&mut found).unwrap();
+    assert_eq!(found, bytes[10..]);
+    let past = arena.send(&sender, ByteRange::new(999, 1001)).unwrap_err();
+    assert_eq!(past.kind(), std::io::ErrorKind::InvalidInput);
+    drop(receiver);
+    let gone = arena.send(&sender, ByteRange::new(0, 1)).unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::BrokenPipe, "an error and no signal");
+}

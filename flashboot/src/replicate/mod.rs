@@ -26,7 +26,10 @@ pub(crate) use parent::{listen, spawn};
 pub(crate) use peers::who;
 pub(crate) use worker::{die_with_parent, host_arena};
 
-use crate::config::{Choice, Chunk, Devices, Memory, Replicate};
+use crate::{
+    config::{Choice, Chunk, Devices, Memory, Replicate},
+    network::Network,
+};
 use flashboot_core::{
     BLOCK, Digests, Error, Kind, Result, TransportName,
     schedule::{ChunkCosts, auto_chunk},
@@ -99,6 +102,8 @@ pub struct Request {
     pub settings: Replicate,
     /// The arenas.
     pub memory: Memory,
+    /// What crosses between hosts.
+    pub network: Network,
     /// A clone to lose on purpose.
     pub kill: Option<Kill>,
     /// How processes are started; unused with the mock.
