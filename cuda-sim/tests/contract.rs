@@ -83,26 +83,6 @@ const NEVER_ON_HARDWARE: &[(&str, &str)] = &[
     ("sim-fabric-descriptor", "import=SUCCESS byte=95"),
 ];
 
-/// Cases that no real GPU has answered yet, and what the stand-in says of them: a transcript that has them takes them off
-/// this list.
-const AWAITED: &[(&str, &str)] = &[
-    ("hash-to-pinned", "sync=SUCCESS value=true"),
-    ("look-to-pinned", "launch=SUCCESS sync=SUCCESS words=true"),
-    ("look-to-registered", "launch=SUCCESS sync=SUCCESS words=true"),
-    ("look-to-pageable", "launch=SUCCESS sync=ILLEGAL_ADDRESS words=false"),
-    ("look-misaligned", "launch=SUCCESS sync=MISALIGNED_ADDRESS words=false"),
-    ("look-late", "query=NOT_READY words=true"),
-    ("look-at-other-device", "launch=SUCCESS sync=SUCCESS words=true"),
-    (
-        "poison-under-pending-copy",
-        "sync=ILLEGAL_ADDRESS event=ILLEGAL_ADDRESS unmap=SUCCESS release=SUCCESS free=SUCCESS",
-    ),
-];
-
-fn is_awaited(case: &str) -> bool {
-    AWAITED.iter().any(|(awaited, _)| *awaited == case)
-}
-
 /// The driver crashes by a bad address where the stand-in aborts; either way the process is gone.
 fn normal(outcome: &str) -> &str {
     if outcome.starts_with("killed by signal") { DIES } else { outcome }
@@ -111,11 +91,8 @@ fn normal(outcome: &str) -> &str {
 #[test]
 fn every_row_of_the_real_transcript_holds_or_is_stricter_for_a_reason() {
     let stricter: BTreeMap<_, _> = STRICTER.iter().map(|(case, outcome, _)| (*case, *outcome)).collect();
-    let (awaited, said): (Vec<_>, Vec<_>) =
-        Host::new().ask(&["--transcript"]).into_iter().partition(|(case, _)| is_awaited(case));
+    let said = Host::new().ask(&["--transcript"]);
     let real = rows(TRANSCRIPT);
-    let expected = AWAITED.iter().map(|(case, outcome)| ((*case).to_owned(), (*outcome).to_owned()));
-    assert_eq!(awaited, expected.collect::<Vec<_>>());
     let names = |rows: &[(String, String)]| rows.iter().map(|(case, _)| case.clone()).collect::<Vec<_>>();
     assert_eq!(names(&said), names(&real), "the transcript is of another set of cases: run it again");
     let mut wrong = Vec::new();
@@ -139,14 +116,6 @@ fn a_row_is_called_stricter_only_where_it_differs_from_the_real_one() {
 }
 
 #[test]
-fn what_is_awaited_of_hardware_has_not_come() {
-    for (case, _) in rows(TRANSCRIPT) {
-        assert!(!is_awaited(&case), "{case} is a row now: take it off the list");
-    }
-}
-
-/// A comment that cites a row cites one that there is.
-#[test]
 fn every_row_that_the_code_cites_is_in_the_transcript() {
     let real: BTreeMap<_, _> = rows(TRANSCRIPT).into_iter().collect();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
@@ -158,7 +127,7 @@ fn every_row_that_the_code_cites_is_in_the_transcript() {
             let words = line.split('`').skip(1).step_by(2);
             for word in words.filter(|word| word.contains('-') && word.chars().all(is_of_a_name)) {
                 if *word != *"flashboot-cuda-sim" {
-                    assert!(real.contains_key(word) || is_awaited(word), "{}: no row {word}", path.display());
+                    assert!(real.contains_key(word), "{}: no row {word}", path.display());
                     cited += 1;
                 }
             }
@@ -201,8 +170,5 @@ fn a_driver_that_is_not_there_is_said_so() {
     let nowhere = tempfile::tempdir().unwrap();
     let program = env!("CARGO_BIN_EXE_driver-contract");
     let listed = Command::new(program).arg("--list").env("LD_LIBRARY_PATH", nowhere.path()).output();
-    assert_eq!(
-        String::from_utf8(listed.unwrap().stdout).unwrap().lines().count(),
-        rows(TRANSCRIPT).len() + AWAITED.len()
-    );
+    assert_eq!(String::from_utf8(listed.unwrap().stdout).unwrap().lines().count(), rows(TRANSCRIPT).len());
 }

@@ -8,15 +8,17 @@ use crate::{
     fake::{Fake, FakeDevice, GRANULE},
 };
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, Code, Error, Generation, Geometry, Kind, Location, Locator, Mover, Pull,
-    Result, ShardId, TransportName, digest,
+    Arena, ArenaSpec, ByteRange, Code, Error, Generation, Geometry, Kind, Location, Locator, Mover, Observed,
+    Pull, Result, ShardId, TransportName,
+    control::{self, ControlBlock, Header, Words},
+    digest,
 };
 use proptest::prelude::*;
 use std::{
     os::fd::AsFd as _,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };

@@ -17,6 +17,9 @@ use std::{fmt, future::Future, process::ExitCode, sync::Arc, time::Duration};
 /// A case may take this long in real time.
 pub(crate) const CASE_DEADLINE: Duration = Duration::from_secs(90);
 
+/// The most cases at once, unless `--test-threads` says otherwise.
+const CASES_AT_ONCE: usize = 10;
+
 /// What makes a fixture.
 pub(crate) type Make = fn() -> Box<dyn Fixture>;
 
@@ -118,7 +121,11 @@ pub fn main(make: Make) -> ExitCode {
         Readiness::Unavailable { reason, remedy } => Some(format!("{reason}; {remedy}")),
     };
     let ranks = fixture.ranks();
-    let args = Arguments::from_args();
+    let mut args = Arguments::from_args();
+    // A case has up to eight processes, and a driver makes their contexts one after the other: with more cases at once
+    // (a machine of 32 cores, two GPUs) they wait for one another until a deadline that is not theirs to keep.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    args.test_threads = args.test_threads.or(Some(cores.min(CASES_AT_ONCE)));
     let before = if absent.is_none() && !args.list { fixture.free_memory() } else { None };
     let trials = all().into_iter().map(|case| {
         let (title, absent) = (case.name.clone(), absent.clone());
