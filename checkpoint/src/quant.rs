@@ -115,7 +115,10 @@ impl Quantisation {
                 }
                 (format!("{method} {algo}"), Scheme::Scaled { block: None })
             }
-            "awq" => (method.into(), Scheme::Awq { pack: pack(number("bits").unwrap_or(4))?, group: number("group_size") }),
+            "awq" => (
+                method.into(),
+                Scheme::Awq { pack: pack(number("bits").unwrap_or(4))?, group: number("group_size") },
+            ),
             "gptq" => {
                 let pack = pack(number("bits").unwrap_or(4))?;
                 (method.into(), Scheme::Gptq { pack, group: number("group_size"), ordered: flag("desc_act") })
@@ -123,7 +126,11 @@ impl Quantisation {
             "compressed-tensors" => {
                 let format = text("format").unwrap_or("?");
                 let name = format!("{method} {format}");
-                (name, compressed(&value, format).ok_or_else(|| unknown(&format!("`{method}` of format {format}")))?)
+                (
+                    name,
+                    compressed(&value, format)
+                        .ok_or_else(|| unknown(&format!("`{method}` of format {format}")))?,
+                )
             }
             other => return Err(unknown(&format!("`{other}`"))),
         };
@@ -132,7 +139,10 @@ impl Quantisation {
 
     /// Whether weights of `dtype` under this quantisation mean nothing without a scale.
     pub(crate) fn needs_scale(&self, parameter: &str, dtype: Dtype) -> bool {
-        let narrow = matches!(dtype, Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz | Dtype::I8 | Dtype::F4);
+        let narrow = matches!(
+            dtype,
+            Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz | Dtype::I8 | Dtype::F4
+        );
         match self.scheme {
             Scheme::Plain => false,
             _ => parameter != "weight" || narrow,
@@ -259,7 +269,8 @@ fn compressed(value: &Value, format: &str) -> Option<Scheme> {
         let order = weights.get("actorder").and_then(Value::as_str).unwrap_or("");
         match format {
             "pack-quantized" => {
-                let bits = weights.get("num_bits").and_then(Value::as_u64).filter(|b| [2, 4, 8].contains(b))?;
+                let bits =
+                    weights.get("num_bits").and_then(Value::as_u64).filter(|b| [2, 4, 8].contains(b))?;
                 Some(Scheme::Packed { pack: 32 / bits, group: size, ordered: order == "group" })
             }
             "float-quantized" | "int-quantized" | "naive-quantized" => {
@@ -289,7 +300,12 @@ mod tests {
         Quantisation::parse(Some(json)).unwrap()
     }
 
-    fn axes(q: &Quantisation, name: &str, shape: &[u64], f: (u64, u64)) -> Result<(Option<(usize, u64)>, Option<(usize, u64)>), Unknown> {
+    fn axes(
+        q: &Quantisation,
+        name: &str,
+        shape: &[u64],
+        f: (u64, u64),
+    ) -> Result<(Option<(usize, u64)>, Option<(usize, u64)>), Unknown> {
         let p = Parameter { name, shape, dtype: Dtype::I32, stacked: false, transposed: false };
         let axes = q.axes(&p, Features { outputs: f.0, inputs: f.1 })?;
         let of = |a: Option<Axis>| a.map(|a| (a.dim, a.unit));

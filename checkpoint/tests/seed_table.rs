@@ -24,8 +24,11 @@ impl Header {
         let end = self.at + shape.iter().product::<u64>() * width;
         let comma = if self.text.is_empty() { "{" } else { "," };
         let at = self.at;
-        write!(self.text, "{comma}\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{at},{end}]}}")
-            .unwrap();
+        write!(
+            self.text,
+            "{comma}\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{at},{end}]}}"
+        )
+        .unwrap();
         self.at = end;
     }
 
@@ -62,7 +65,8 @@ fn others(count: u64, total: u64) -> Vec<u64> {
 }
 
 fn write_model(dir: &Path) {
-    let config = r#"{"model_type":"deepseek_v4","text_config":{"n_routed_experts":384,"num_hidden_layers":40}}"#;
+    let config =
+        r#"{"model_type":"deepseek_v4","text_config":{"n_routed_experts":384,"num_hidden_layers":40}}"#;
     std::fs::write(dir.join("config.json"), config).unwrap();
     for layer in 0..40 {
         let mut header = Header::default();
@@ -151,7 +155,10 @@ fn bytes_read_and_kept_are_the_tables() {
         assert_eq!((gb(target.largest_shard_kept, 2), gb(target.window_bytes, 1)), (shard, window));
         assert_eq!((gb(draft.bytes_read, 1), gb(draft.bytes_kept, 1)), (draft_read, draft_kept));
         assert_eq!(gb(target.bytes_needed, 1), 83.0, "whatever is read, this is what the model needs");
-        assert!(target.bytes_device >= target.bytes_read && gb(target.bytes_device, 0) <= gb(target.bytes_read, 0) + 1.0);
+        assert!(
+            target.bytes_device >= target.bytes_read
+                && gb(target.bytes_device, 0) <= gb(target.bytes_read, 0) + 1.0
+        );
     }
 }
 

@@ -87,7 +87,11 @@ pub(crate) fn cuts(
         }
         cuts.push(Some(cut));
     }
-    if cuts.iter().flatten().all(|cut| cut.ranges == [(0, cut.extent)] && p.shape.get(cut.dim) == Some(&cut.extent)) {
+    if cuts
+        .iter()
+        .flatten()
+        .all(|cut| cut.ranges == [(0, cut.extent)] && p.shape.get(cut.dim) == Some(&cut.extent))
+    {
         cuts = vec![None];
     }
     Ok((cuts, outputs))

@@ -40,7 +40,12 @@ pub(crate) enum Share {
 }
 
 /// The features of part `k` of `n`, and how many it has with padding.
-pub(crate) fn features(share: Share, size: u64, k: u64, n: u64) -> Result<(Vec<(u64, u64)>, u64), Indivisible> {
+pub(crate) fn features(
+    share: Share,
+    size: u64,
+    k: u64,
+    n: u64,
+) -> Result<(Vec<(u64, u64)>, u64), Indivisible> {
     let sum = |ranges: Vec<(u64, u64)>| {
         let total = ranges.iter().map(|(start, end)| end - start).sum();
         (ranges, total)
@@ -64,11 +69,9 @@ pub(crate) fn features(share: Share, size: u64, k: u64, n: u64) -> Result<(Vec<(
             let (k0, k1) = whole_heads(kv_heads, k, n)?;
             let group = heads / kv_heads;
             let ranges = match order {
-                HeadOrder::Blocks => vec![
-                    (q0, q1),
-                    (heads + k0, heads + k1),
-                    (heads + kv_heads + k0, heads + kv_heads + k1),
-                ],
+                HeadOrder::Blocks => {
+                    vec![(q0, q1), (heads + k0, heads + k1), (heads + kv_heads + k0, heads + kv_heads + k1)]
+                }
                 // Whole groups, or the rank's queries of one group with its key and value.
                 HeadOrder::Groups if n <= kv_heads => vec![(k0 * (group + 2), k1 * (group + 2))],
                 HeadOrder::Groups => {
@@ -124,7 +127,8 @@ pub(crate) fn along(axis: Axis, ranges: &[(u64, u64)], extent: u64, size: u64) -
         if !whole && (exact || ranges.len() > 1) {
             return Err(Indivisible { size: end - start, by: unit });
         }
-        let range = if start == end { (start / unit, start / unit) } else { (start / unit, end.div_ceil(unit)) };
+        let range =
+            if start == end { (start / unit, start / unit) } else { (start / unit, end.div_ceil(unit)) };
         cut.push(range);
     }
     let taken: u64 = cut.iter().map(|(start, end)| end - start).sum();
@@ -142,7 +146,12 @@ pub(crate) struct Part {
 
 /// The part of a tensor that `cut` and the runs `lead` of its first dimension leave. `None` where elements narrower
 /// than a byte would be cut inside one.
-pub(crate) fn part(shape: &[u64], dtype: Dtype, lead: Option<&[(u64, u64)]>, cut: Option<&Cut>) -> Option<Part> {
+pub(crate) fn part(
+    shape: &[u64],
+    dtype: Dtype,
+    lead: Option<&[(u64, u64)]>,
+    cut: Option<&Cut>,
+) -> Option<Part> {
     let mut new = shape.to_vec();
     let (dim, ranges) = match (cut, lead) {
         (None, None) => {

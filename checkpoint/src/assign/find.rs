@@ -91,7 +91,8 @@ pub(super) fn find(
         let index = templates.of(tensor.name, &components);
         let unclaimed = templates.unclaimed();
         let Some(template) = templates.all.get(index as usize) else { continue };
-        let parsed = |at: Option<usize>| at.and_then(|at| components.get(at)).and_then(|c| c.parse::<u32>().ok());
+        let parsed =
+            |at: Option<usize>| at.and_then(|at| components.get(at)).and_then(|c| c.parse::<u32>().ok());
         let mut layer = parsed(template.layer_at);
         let mut expert = None;
         if template.is_expert
@@ -101,7 +102,8 @@ pub(super) fn find(
             expert = e.and_then(|e| u32::try_from(e).ok());
         }
         let mut kind = template.kind;
-        if let (Kind::Target, Some(from), Some(layer), Some(_)) = (kind, draft_from, layer, template.layer_at) {
+        if let (Kind::Target, Some(from), Some(layer), Some(_)) = (kind, draft_from, layer, template.layer_at)
+        {
             kind = if u64::from(layer) >= from { Kind::Draft } else { kind };
         }
         if options.exclude.iter().any(|glob| super::glob::matches(glob, tensor.name)) {
@@ -194,7 +196,13 @@ impl Search<'_, '_> {
     }
 
     /// The class of a tensor, made if it is the first one.
-    fn class(&mut self, tensor: &Tensor<'_>, entry: &Entry, template: &Template, rule: &crate::recipe::Rule) -> u32 {
+    fn class(
+        &mut self,
+        tensor: &Tensor<'_>,
+        entry: &Entry,
+        template: &Template,
+        rule: &crate::recipe::Rule,
+    ) -> u32 {
         let draft = entry.kind == Kind::Draft;
         let cut = match self.slicing {
             Slicing::Off => false,
@@ -213,7 +221,8 @@ impl Search<'_, '_> {
         // What is fused needs its outputs known, cut or not.
         let asked = cut || template.fuse.is_some();
         let own = if asked { self.quant.features(&p) } else { None };
-        let module = if asked && own.is_none() { self.module(tensor.name, template, rule, stacked) } else { None };
+        let module =
+            if asked && own.is_none() { self.module(tensor.name, template, rule, stacked) } else { None };
         let layer = if stacked && self.options.experts.by_layer() { entry.layer } else { NONE };
         let mut hasher = self.hasher.build_hasher();
         (entry.template, tensor.shape, tensor.dtype, module, layer, draft).hash(&mut hasher);
@@ -224,7 +233,9 @@ impl Search<'_, '_> {
                 && key.shape == tensor.shape
         };
         let classes = &self.classes;
-        if let Some(&there) = self.by_key.find(hash, |&i| classes.get(i as usize).is_some_and(|c| same(&c.key))) {
+        if let Some(&there) =
+            self.by_key.find(hash, |&i| classes.get(i as usize).is_some_and(|c| same(&c.key)))
+        {
             return there;
         }
         let width = if template.is_expert { self.moe_width } else { self.options.parallel.tp };
@@ -272,20 +283,28 @@ impl Search<'_, '_> {
         self.by_key.reserve(1, |&i| {
             let mut state = hasher.build_hasher();
             if let Some(Class { key, .. }) = classes.get(i as usize) {
-                (key.template, key.shape.as_slice(), key.dtype, key.features, key.layer, key.draft).hash(&mut state);
+                (key.template, key.shape.as_slice(), key.dtype, key.features, key.layer, key.draft)
+                    .hash(&mut state);
             }
             state.finish()
         });
     }
 
     /// The features of the module that a parameter belongs to, from its weight.
-    fn module(&mut self, name: &str, template: &Template, rule: &crate::recipe::Rule, stacked: bool) -> Option<Features> {
+    fn module(
+        &mut self,
+        name: &str,
+        template: &Template,
+        rule: &crate::recipe::Rule,
+        stacked: bool,
+    ) -> Option<Features> {
         let module = name.get(..name.len().checked_sub(template.suffix)?)?;
-        let endings: &[&str] = if template.suffix > template.param.len() && name.ends_with(&format!(".{}", template.param)) {
-            &[".weight", ".qweight", ".weight_packed"]
-        } else {
-            &["", "_blocks"]
-        };
+        let endings: &[&str] =
+            if template.suffix > template.param.len() && name.ends_with(&format!(".{}", template.param)) {
+                &[".weight", ".qweight", ".weight_packed"]
+            } else {
+                &["", "_blocks"]
+            };
         for ending in endings {
             self.name.clear();
             self.name.push_str(module);
@@ -315,7 +334,9 @@ impl Search<'_, '_> {
         {
             return;
         }
-        let Some(module) = tensor.name.get(..tensor.name.len().saturating_sub(template.param.len())) else { return };
+        let Some(module) = tensor.name.get(..tensor.name.len().saturating_sub(template.param.len())) else {
+            return;
+        };
         for scale in ["weight_scale_inv", "weight_scale", "scales", "scale"] {
             self.name.clear();
             self.name.push_str(module);
@@ -343,7 +364,11 @@ impl Search<'_, '_> {
                     names.push(format!("{name} ({} is no multiple of {})", e.size, e.by));
                 }
                 Problem::HalfByte(width) => {
-                    wrong.indivisible.entry(*width).or_default().push(format!("{name} (a byte would be cut)"));
+                    wrong
+                        .indivisible
+                        .entry(*width)
+                        .or_default()
+                        .push(format!("{name} (a byte would be cut)"));
                 }
                 Problem::NoFact(key) => wrong.fact = Some(key.clone()),
             }
@@ -351,10 +376,13 @@ impl Search<'_, '_> {
     }
 
     /// Routed experts of target and draft; what `config.json` says and what is there must agree.
-    fn count_experts(&self, counts: &BTreeMap<(bool, u64), u64>, entries: &[Entry]) -> Result<[u64; 2], Refused> {
-        let most = |draft: bool| {
-            counts.iter().filter(|((d, _), _)| *d == draft).map(|(_, n)| *n).max().unwrap_or(0)
-        };
+    fn count_experts(
+        &self,
+        counts: &BTreeMap<(bool, u64), u64>,
+        entries: &[Entry],
+    ) -> Result<[u64; 2], Refused> {
+        let most =
+            |draft: bool| counts.iter().filter(|((d, _), _)| *d == draft).map(|(_, n)| *n).max().unwrap_or(0);
         let (target, draft) = (most(false), most(true));
         let Some(key) = &self.recipe.experts else { return Ok([target, draft]) };
         if target == 0 {
@@ -393,7 +421,10 @@ impl Wrong {
             return Err(Refused::MissingScale { names: self.scales });
         }
         if !self.parameters.is_empty() {
-            return Err(Refused::UnknownParameter { quantisation: quant.name.clone(), names: self.parameters });
+            return Err(Refused::UnknownParameter {
+                quantisation: quant.name.clone(),
+                names: self.parameters,
+            });
         }
         if !self.shapes.is_empty() {
             return Err(Refused::Shape { names: self.shapes });

@@ -63,7 +63,8 @@ impl Groups {
             let param = assignment.param_of(entry);
             let components: Vec<_> = tensor.name.split('.').collect();
             let module = if param.is_empty() { components.len() } else { components.len().saturating_sub(1) };
-            let stars = fuse.parts.get(part).and_then(|p| p.stars(components.get(..module)?)).unwrap_or_default();
+            let stars =
+                fuse.parts.get(part).and_then(|p| p.stars(components.get(..module)?)).unwrap_or_default();
             let stacked = stars.len() > fuse.into.split('.').filter(|c| *c == "*").count();
             let name = fill(&fuse.into, &stars, param);
             if tensors.find(&name).is_some_and(|there| there != number) {
@@ -111,7 +112,13 @@ fn fill(into: &str, stars: &[&str], param: &str) -> String {
     let mut stars = stars.iter();
     let filled: Vec<_> = into
         .split('.')
-        .map(|c| if c == "*" { stars.next().copied().unwrap_or("*").to_owned() } else { c.replace("{param}", param) })
+        .map(|c| {
+            if c == "*" {
+                stars.next().copied().unwrap_or("*").to_owned()
+            } else {
+                c.replace("{param}", param)
+            }
+        })
         .collect();
     filled.join(".")
 }

@@ -14,7 +14,7 @@ mod view;
 
 pub(crate) use class::Class;
 pub(crate) use cut::Part;
-pub(crate) use group::{Group, Groups};
+pub(crate) use group::Groups;
 pub use options::{LayoutOptions, Slicing};
 pub(crate) use template::Kind;
 pub(crate) use view::RankView;
@@ -65,8 +65,6 @@ pub(crate) struct Assignment<'m> {
     /// The parameter's name of each template.
     params: Vec<String>,
     stages: StageLayers,
-    /// Ranks that share one expert.
-    pub(crate) moe_width: u32,
     /// Routed experts of the target, and of the draft.
     experts: [u64; 2],
     /// What a person should know.
@@ -114,7 +112,6 @@ impl<'m> Assignment<'m> {
             fuses: found.fuses,
             params: found.params,
             stages,
-            moe_width,
             experts: found.experts,
             notes,
         })

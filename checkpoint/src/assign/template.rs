@@ -134,8 +134,10 @@ impl<'r> Templates<'r> {
 
     fn make(&self, name: &str, components: &[&str]) -> Template {
         let recipe = self.recipe;
-        let is = |patterns: &[Pattern]| patterns.iter().any(|p| p.matches(components) || in_module(p, components));
-        let layer_at = recipe.layers.as_ref().filter(|l| l.prefix_len(components).is_some()).and_then(Pattern::star);
+        let is =
+            |patterns: &[Pattern]| patterns.iter().any(|p| p.matches(components) || in_module(p, components));
+        let layer_at =
+            recipe.layers.as_ref().filter(|l| l.prefix_len(components).is_some()).and_then(Pattern::star);
         let kind = if is(&recipe.unloaded) {
             Kind::Unloaded
         } else if is(&recipe.draft) {
@@ -192,7 +194,11 @@ impl<'r> Templates<'r> {
     }
 
     /// The first two rules of a range that claim a name: number, how, and the pattern.
-    fn first_two(&self, range: std::ops::Range<usize>, components: &[&str]) -> (Option<Claim>, Option<Claim>) {
+    fn first_two(
+        &self,
+        range: std::ops::Range<usize>,
+        components: &[&str],
+    ) -> (Option<Claim>, Option<Claim>) {
         let rules = self.rules.iter().enumerate().take(range.end).skip(range.start);
         let mut found = rules.filter_map(|(number, rule)| {
             rule.patterns.iter().find_map(|p| Some((number, claims(p, components)?, p.text().to_owned())))

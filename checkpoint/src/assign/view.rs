@@ -74,7 +74,8 @@ impl<'a, 'm> RankView<'a, 'm> {
 
     /// Whether experts are spread over groups, or every group has all.
     fn spreads(&self) -> bool {
-        self.assignment.options.parallel.ep > 1 && (!self.is_draft() || self.assignment.recipe.draft_expert_parallel)
+        self.assignment.options.parallel.ep > 1
+            && (!self.is_draft() || self.assignment.recipe.draft_expert_parallel)
     }
 
     /// The experts of a layer in the rank's group, slot by slot.
@@ -158,7 +159,8 @@ impl<'a, 'm> RankView<'a, 'm> {
         }
         let slots = if fused.stacked { self.experts(first.layer) } else { vec![0] };
         let mut slot_shape: Option<(Vec<u64>, Vec<PartForm>)> = None;
-        let mut tensor = RankTensor { dtype: self.dtype(first), shape: Vec::new(), bytes: 0, gathers: Vec::new() };
+        let mut tensor =
+            RankTensor { dtype: self.dtype(first), shape: Vec::new(), bytes: 0, gathers: Vec::new() };
         for (slot, expert) in slots.iter().enumerate() {
             let mut parts = Vec::with_capacity(fused.parts as usize);
             for part in 0..fused.parts {
@@ -218,7 +220,15 @@ impl PartForm {
             gathers.extend(part.gathers.iter().map(|g| g.moved(source, 0, at)));
             return;
         }
-        let whole = Gather { source, from: 0, at, run: self.run, count: self.rows, from_step: self.run, at_step: self.pitch };
+        let whole = Gather {
+            source,
+            from: 0,
+            at,
+            run: self.run,
+            count: self.rows,
+            from_step: self.run,
+            at_step: self.pitch,
+        };
         for g in &part.gathers {
             // Turned round: from the part's own bytes to the checkpoint's.
             let back = Gather { from: g.at, at: g.from, from_step: g.at_step, at_step: g.from_step, ..*g };

@@ -104,7 +104,8 @@ pub fn plan(checkpoint: &Checkpoint, layout: &LayoutOptions, options: &CostOptio
     let mut known = HashMap::new();
     let mut cost = |rank: Rank| -> Cost {
         // Ranks that differ in nothing but their group cost the same.
-        let key = (rank.coordinate.model, rank.coordinate.pp, rank.coordinate.tp, rank.coordinate.ep, rank.moe_tp);
+        let key =
+            (rank.coordinate.model, rank.coordinate.pp, rank.coordinate.tp, rank.coordinate.ep, rank.moe_tp);
         if let Some(cost) = known.get(&key) {
             return Cost::clone(cost);
         }

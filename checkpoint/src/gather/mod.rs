@@ -59,7 +59,10 @@ impl Gather {
     /// Whether its runs are apart on both sides and end within 64 bits: what every gather from a file must pass.
     pub fn is_sound(&self) -> bool {
         let apart = self.count <= 1 || (self.from_step >= self.run && self.at_step >= self.run);
-        apart && self.run.checked_mul(self.count).is_some() && self.from_end().is_some() && self.at_end().is_some()
+        apart
+            && self.run.checked_mul(self.count).is_some()
+            && self.from_end().is_some()
+            && self.at_end().is_some()
     }
 
     /// The same with both sides moved.
@@ -158,7 +161,9 @@ pub(crate) mod tests {
         let mut all = Vec::new();
         for g in gathers {
             for i in 0..g.count {
-                all.extend((0..g.run).map(|b| (g.source, g.from + i * g.from_step + b, g.at + i * g.at_step + b)));
+                all.extend(
+                    (0..g.run).map(|b| (g.source, g.from + i * g.from_step + b, g.at + i * g.at_step + b)),
+                );
             }
         }
         all.sort_unstable();

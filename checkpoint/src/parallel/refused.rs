@@ -13,13 +13,17 @@ pub enum Refused {
         detail: String,
     },
     /// No recipe for the family.
-    #[error("no recipe is known for model type `{model_type}`; give one with --recipe, or --experimental to split nothing but experts")]
+    #[error(
+        "no recipe is known for model type `{model_type}`; give one with --recipe, or --experimental to split nothing but experts"
+    )]
     UnknownFamily {
         /// `model_type` of `config.json`.
         model_type: String,
     },
     /// A recipe nobody proved for this target.
-    #[error("the recipe `{family}` was not proved for the target {target}; pass --experimental to use it all the same")]
+    #[error(
+        "the recipe `{family}` was not proved for the target {target}; pass --experimental to use it all the same"
+    )]
     NotProved {
         /// The family.
         family: String,
@@ -27,7 +31,9 @@ pub enum Refused {
         target: &'static str,
     },
     /// A recipe without the target.
-    #[error("the recipe `{family}` says nothing about the target {target}; choose another target or write the recipe's [target.{target}]")]
+    #[error(
+        "the recipe `{family}` says nothing about the target {target}; choose another target or write the recipe's [target.{target}]"
+    )]
     NoTarget {
         /// The family.
         family: String,
@@ -41,7 +47,9 @@ pub enum Refused {
         what: String,
     },
     /// A parameter of a split module that no quantisation accounts for.
-    #[error("these parameters belong to split modules, but the checkpoint's quantisation ({quantisation}) has none of that kind: {names}; pack with --slice off")]
+    #[error(
+        "these parameters belong to split modules, but the checkpoint's quantisation ({quantisation}) has none of that kind: {names}; pack with --slice off"
+    )]
     UnknownParameter {
         /// The quantisation.
         quantisation: String,
@@ -49,7 +57,9 @@ pub enum Refused {
         names: Names,
     },
     /// Tensors that no rule is about.
-    #[error("the recipe `{family}` leaves tensors unclaimed: {names}; add rules for them, or pass --allow-unclaimed to keep them whole")]
+    #[error(
+        "the recipe `{family}` leaves tensors unclaimed: {names}; add rules for them, or pass --allow-unclaimed to keep them whole"
+    )]
     Unclaimed {
         /// The family.
         family: String,
@@ -79,13 +89,17 @@ pub enum Refused {
         names: Names,
     },
     /// A shape that is not what the module's others make it.
-    #[error("these tensors do not have the shape that their module's weight makes them have: {names}; the checkpoint and its quantization_config disagree")]
+    #[error(
+        "these tensors do not have the shape that their module's weight makes them have: {names}; the checkpoint and its quantization_config disagree"
+    )]
     Shape {
         /// The tensors, each with what was needed.
         names: Names,
     },
     /// Experts that `config.json` does not count.
-    #[error("config.json says {needed} routed experts (`{key}`), the checkpoint's tensors have {found}: {names}; fetch the config and the tensors of one revision")]
+    #[error(
+        "config.json says {needed} routed experts (`{key}`), the checkpoint's tensors have {found}: {names}; fetch the config and the tensors of one revision"
+    )]
     ExpertCount {
         /// The config's key.
         key: String,
@@ -97,7 +111,9 @@ pub enum Refused {
         names: Names,
     },
     /// A number that the recipe needs and `config.json` lacks.
-    #[error("config.json has no number `{key}`, which the recipe `{family}` needs; fetch the whole checkpoint")]
+    #[error(
+        "config.json has no number `{key}`, which the recipe `{family}` needs; fetch the whole checkpoint"
+    )]
     NoFact {
         /// The family.
         family: String,

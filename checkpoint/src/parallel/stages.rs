@@ -16,7 +16,9 @@ impl StageLayers {
     pub(crate) fn new(layers: u64, stages: u32, target: Target) -> Result<Self, Refused> {
         let n = u64::from(stages.max(1));
         if n > 1 && layers < n {
-            return Err(Refused::Stages { detail: format!("{layers} layers cannot fill {n} pipeline stages") });
+            return Err(Refused::Stages {
+                detail: format!("{layers} layers cannot fill {n} pipeline stages"),
+            });
         }
         let (base, over) = (layers / n, layers % n);
         let more = |stage: u64| match target {

@@ -87,7 +87,8 @@ fn alternatives(text: &str) -> Result<Vec<String>, String> {
     let mut done = vec![String::new()];
     let mut rest = text;
     while let Some((front, after)) = rest.split_once('{') {
-        let (inside, after) = after.split_once('}').ok_or_else(|| format!("`{text}`: a brace is not closed"))?;
+        let (inside, after) =
+            after.split_once('}').ok_or_else(|| format!("`{text}`: a brace is not closed"))?;
         if front.contains('}') || inside.contains('{') {
             return Err(format!("`{text}`: braces do not nest"));
         }

@@ -1,6 +1,8 @@
 //! Makes checkpoints to test with. Each test binary uses a part of this.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod models;
+
 use flashboot_checkpoint::{Checkpoint, Image, OpenOptions, PackOptions, pack};
 use flashboot_core::Dtype;
 use std::collections::BTreeMap;

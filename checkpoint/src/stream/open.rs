@@ -1,0 +1,184 @@
+//! The pieces of streams that are being filled.
+//!
+//! A piece is complete once its stream is filled past its end. Where a stream cannot be filled in order (a map of
+//! experts may ask for that) open pieces would pile up: those furthest on are then written as they are and read back
+//! when more of them comes.
+
+use super::step::Copy;
+use crate::direct::Slab;
+use crate::error::Result;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Where pieces go.
+pub(crate) trait Sink: Sync {
+    /// A complete piece: hash it, write it.
+    fn put(&self, stream: usize, start: u64, bytes: &[u8]) -> Result<()>;
+
+    /// An incomplete piece, to be kept for [`Sink::reload`].
+    fn spill(&self, stream: usize, start: u64, bytes: &[u8]) -> Result<()>;
+
+    /// A piece as it was spilled.
+    fn reload(&self, stream: usize, start: u64, into: &mut [u8]) -> Result<()>;
+}
+
+/// A piece of a stream, and how many of its bytes the stream has.
+pub(super) struct Piece {
+    pub(super) stream: usize,
+    pub(super) start: u64,
+    pub(super) len: usize,
+    pub(super) slab: Slab,
+}
+
+/// One stream.
+struct Stream {
+    bytes: u64,
+    open: BTreeMap<u64, Slab>,
+    spilled: BTreeSet<u64>,
+    /// The first piece that is not complete.
+    next: u64,
+}
+
+/// All streams.
+pub(super) struct Open<'s> {
+    sink: &'s dyn Sink,
+    piece: u64,
+    streams: Vec<Stream>,
+    /// Slabs of zeros.
+    free: Vec<Slab>,
+    open: usize,
+    most: usize,
+}
+
+impl<'s> Open<'s> {
+    /// Streams of these many bytes, each complete up to a piece; `most` pieces are kept open.
+    pub(super) fn new(sink: &'s dyn Sink, piece: u64, streams: &[(u64, u64)], most: usize) -> Self {
+        let streams = streams
+            .iter()
+            .map(|&(bytes, next)| Stream { bytes, open: BTreeMap::new(), spilled: BTreeSet::new(), next })
+            .collect();
+        Self { sink, piece, streams, free: Vec::new(), open: 0, most }
+    }
+
+    /// Takes a slab back; it must be all zeros.
+    pub(super) fn recycle(&mut self, slab: Slab) {
+        self.free.push(slab);
+    }
+
+    /// Writes `copy` out of `buffer`.
+    pub(super) fn copy(&mut self, buffer: &[u8], copy: &Copy) -> Result<()> {
+        let (stream, g, size) = (copy.stream as usize, copy.gather, self.piece);
+        let (mut row, mut skip) = (0u64, 0u64);
+        while row < g.count {
+            let at = g.at + row * g.at_step + skip;
+            let (index, within) = (at / size, at % size);
+            let room = size - within;
+            // Whole runs that end in this piece, or the part of one that does.
+            let whole = if skip == 0 && g.run <= room {
+                ((room - g.run) / g.at_step.max(1) + 1).min(g.count - row)
+            } else {
+                0
+            };
+            let part = (g.run - skip).min(room);
+            let (take, moved) = if whole > 0 { (g.run, whole) } else { (part, 1) };
+            if let Some(bytes) = self.piece_bytes(stream, index)? {
+                let mut from = g.from + row * g.from_step + skip;
+                let mut to = within;
+                for _ in 0..moved {
+                    let source = buffer.get(range(from, take)).unwrap_or_default();
+                    if let Some(target) = bytes.get_mut(range(to, take))
+                        && target.len() == source.len()
+                    {
+                        target.copy_from_slice(source);
+                    }
+                    (from, to) = (from + g.from_step, to + g.at_step);
+                }
+            }
+            if whole > 0 {
+                row += whole;
+            } else if skip + part < g.run {
+                skip += part;
+            } else {
+                (row, skip) = (row + 1, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a piece, opened if need be; `None` for one that was complete from the start.
+    fn piece_bytes(&mut self, stream: usize, index: u64) -> Result<Option<&mut [u8]>> {
+        let size = self.piece;
+        let Some(state) = self.streams.get_mut(stream) else { return Ok(None) };
+        if index < state.next || index.saturating_mul(size) >= state.bytes {
+            return Ok(None);
+        }
+        let len = usize::try_from((state.bytes - index * size).min(size)).unwrap_or(0);
+        if !state.open.contains_key(&index) {
+            let mut slab = match self.free.pop() {
+                Some(slab) => slab,
+                None => Slab::new(Path::new("(memory)"), usize::try_from(size).unwrap_or(0))?,
+            };
+            if state.spilled.remove(&index) {
+                self.sink.reload(stream, index * size, slab.first(len))?;
+            }
+            state.open.insert(index, slab);
+            self.open += 1;
+        }
+        Ok(state.open.get_mut(&index).map(|slab| slab.first(len)))
+    }
+
+    /// Notes that a stream is filled up to `to` and gives the pieces that are complete.
+    pub(super) fn filled(
+        &mut self,
+        stream: u32,
+        to: u64,
+        mut give: impl FnMut(Piece) -> Result<()>,
+    ) -> Result<()> {
+        let (stream, size) = (stream as usize, self.piece);
+        loop {
+            let Some(state) = self.streams.get_mut(stream) else { return Ok(()) };
+            let start = state.next.saturating_mul(size);
+            let end = start.saturating_add(size).min(state.bytes);
+            if start >= state.bytes || to < end {
+                return Ok(());
+            }
+            let index = state.next;
+            // A piece of padding alone was never opened.
+            self.piece_bytes(stream, index)?;
+            let Some(state) = self.streams.get_mut(stream) else { return Ok(()) };
+            state.next += 1;
+            if let Some(slab) = state.open.remove(&index) {
+                self.open -= 1;
+                give(Piece { stream, start, len: usize::try_from(end - start).unwrap_or(0), slab })?;
+            }
+        }
+    }
+
+    /// Writes open pieces away until no more than allowed are left; those furthest on go first.
+    pub(super) fn make_room(&mut self) -> Result<()> {
+        while self.open > self.most {
+            let furthest = self.streams.iter().enumerate().max_by_key(|(_, s)| s.open.len());
+            let Some((number, _)) = furthest else { return Ok(()) };
+            let Some(state) = self.streams.get_mut(number) else { return Ok(()) };
+            let Some((index, mut slab)) = state.open.pop_last() else { return Ok(()) };
+            let start = index * self.piece;
+            let len = usize::try_from((state.bytes - start).min(self.piece)).unwrap_or(0);
+            self.sink.spill(number, start, slab.first(len))?;
+            state.spilled.insert(index);
+            self.open -= 1;
+            slab.first(usize::MAX).fill(0);
+            self.free.push(slab);
+        }
+        Ok(())
+    }
+
+    /// Whether every stream is complete.
+    pub(super) fn is_complete(&self) -> bool {
+        self.streams.iter().all(|s| s.next.saturating_mul(self.piece) >= s.bytes)
+    }
+}
+
+fn range(start: u64, len: u64) -> std::ops::Range<usize> {
+    let start = usize::try_from(start).unwrap_or(usize::MAX);
+    start..start.saturating_add(usize::try_from(len).unwrap_or(usize::MAX))
+}
