@@ -384,11 +384,12 @@ impl Search<'_, '_> {
         let most =
             |draft: bool| counts.iter().filter(|((d, _), _)| *d == draft).map(|(_, n)| *n).max().unwrap_or(0);
         let (target, draft) = (most(false), most(true));
-        let Some(key) = &self.recipe.experts else { return Ok([target, draft]) };
+        let Some(first) = self.recipe.experts.first() else { return Ok([target, draft]) };
         if target == 0 {
             return Ok([0, draft]);
         }
-        let needed = self.fact(key).ok_or_else(|| no_fact(self.recipe, key))?;
+        let said = self.recipe.experts.iter().find_map(|key| Some((key, self.fact(key)?)));
+        let (key, needed) = said.ok_or_else(|| no_fact(self.recipe, first))?;
         let wrong: Vec<_> = counts.iter().filter(|((draft, _), n)| !draft && **n != needed).collect();
         let Some(((_, layer), found)) = wrong.first() else { return Ok([target, draft]) };
         let mut names = Names::default();

@@ -1,7 +1,12 @@
 //! Which experts are in which expert-parallel group.
 
 use super::Refused;
+use crate::source::Source;
 use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Far above any map: a hundred layers of a thousand experts each.
+const CAP: u64 = 64 << 20;
 
 /// Where routed experts live. An expert in several groups is redundant: each of them holds all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,6 +40,11 @@ impl ExpertMap {
         let file: File = serde_json::from_slice(json)
             .map_err(|e| Refused::ExpertMap { problem: format!("is not readable: {e}") })?;
         Ok(Self::Explicit { groups: file.groups, layers: file.layers })
+    }
+
+    /// Reads the map in a file.
+    pub fn read(path: &Path) -> crate::Result<Self> {
+        Ok(Self::parse(&Source::open(path)?.all(CAP)?)?)
     }
 
     /// Its name in a layout's.

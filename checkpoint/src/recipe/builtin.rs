@@ -16,6 +16,7 @@ families! { "llama" "qwen3_moe" "mixtral" "deepseek_v3" "gpt_oss" "deepseek_v4" 
 /// what each rank reads and keeps (`checkpoint/tests/seed_table.rs`).
 const PROVED: &[(&str, &[Target])] = &[
     ("llama", &[Target::Checkpoint, Target::Transformers]),
+    ("qwen3", &[Target::Checkpoint, Target::Transformers]),
     ("qwen3_moe", &[Target::Checkpoint, Target::Transformers]),
     ("mixtral", &[Target::Checkpoint, Target::Transformers]),
     ("deepseek_v3", &[Target::Checkpoint, Target::Transformers]),

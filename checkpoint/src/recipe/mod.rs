@@ -11,7 +11,12 @@ mod pattern;
 pub(crate) use builtin::{builtin, is_proved};
 pub(crate) use pattern::Pattern;
 
+use crate::source::Source;
 use std::fmt;
+use std::path::Path;
+
+/// Far above any recipe.
+const CAP: u64 = 1 << 20;
 
 /// Whose parameter set an image holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -139,8 +144,8 @@ pub struct Recipe {
     pub(crate) layer_count: String,
     pub(crate) first: Vec<Pattern>,
     pub(crate) last: Vec<Pattern>,
-    /// `config.json` key of the number of routed experts.
-    pub(crate) experts: Option<String>,
+    /// `config.json` keys of the number of routed experts: the first that is there.
+    pub(crate) experts: Vec<String>,
     pub(crate) draft: Vec<Pattern>,
     /// Layers from this many (a `config.json` key) on are the draft's.
     pub(crate) draft_from_layer: Option<String>,
@@ -160,6 +165,15 @@ impl Recipe {
     /// Reads a recipe; `name` is for errors only. Unknown keys are errors.
     pub fn parse(name: &str, toml: &str) -> Result<Self, RecipeError> {
         parse::parse(toml).map_err(|detail| RecipeError { recipe: name.into(), detail })
+    }
+
+    /// Reads the recipe in a file.
+    pub fn read(path: &Path) -> crate::Result<Self> {
+        let bytes = Source::open(path)?.all(CAP)?;
+        let name = path.display().to_string();
+        let text = String::from_utf8(bytes)
+            .map_err(|e| RecipeError { recipe: name.clone(), detail: e.utf8_error().to_string() })?;
+        Ok(Self::parse(&name, &text)?)
     }
 
     /// The family's name.
@@ -185,7 +199,7 @@ impl Recipe {
             layer_count: "num_hidden_layers".into(),
             first: Vec::new(),
             last: Vec::new(),
-            experts: None,
+            experts: Vec::new(),
             draft: Vec::new(),
             draft_from_layer: None,
             draft_expert_parallel: false,

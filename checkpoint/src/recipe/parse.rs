@@ -17,7 +17,8 @@ struct File {
     first: Vec<String>,
     #[serde(default)]
     last: Vec<String>,
-    experts: Option<String>,
+    #[serde(default)]
+    experts: Vec<String>,
     #[serde(default)]
     draft: Vec<String>,
     draft_from_layer: Option<String>,
