@@ -8,8 +8,8 @@
 mod support;
 
 use flashboot_checkpoint::{
-    Coordinate, Image, LayoutOptions, ModelPart, PackOptions, Parallel, Slicing, Target, UnpackOptions, VerifyOptions,
-    pack_ranks, unpack, verify,
+    Coordinate, Image, LayoutOptions, ModelPart, PackOptions, Parallel, Slicing, Target, UnpackOptions,
+    VerifyOptions, pack_ranks, unpack, verify,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
@@ -102,6 +102,9 @@ fn comes_back(model: &Path) -> Result<(), Failed> {
         path.components().count() == 1
             && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
     });
-    assert!(!files.is_empty() && support::tree(&dir.path().join("b")) == files, "what comes back is the checkpoint");
+    assert!(
+        !files.is_empty() && support::tree(&dir.path().join("b")) == files,
+        "what comes back is the checkpoint"
+    );
     Ok(())
 }

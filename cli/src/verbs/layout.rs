@@ -60,7 +60,8 @@ enum Slice {
 }
 
 fn target(text: &str) -> Result<Target, String> {
-    Target::from_name(text).ok_or_else(|| format!("`{text}` is none of checkpoint, transformers, vllm, sglang"))
+    Target::from_name(text)
+        .ok_or_else(|| format!("`{text}` is none of checkpoint, transformers, vllm, sglang"))
 }
 
 impl LayoutArgs {

@@ -44,10 +44,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
     }
     let settings = Settings::load(global.config.as_deref(), &overrides)?;
     logs::install(&settings.config.log)?;
-    if matches!(
-        verb,
-        Verb::Demo(_) | Verb::Pack(_) | Verb::Reshard(_) | Verb::Unpack(_) | Verb::Verify(_)
-    ) {
+    if matches!(verb, Verb::Demo(_) | Verb::Pack(_) | Verb::Reshard(_) | Verb::Unpack(_) | Verb::Verify(_)) {
         interrupt::watch();
     }
     let config = &settings.config;

@@ -78,7 +78,8 @@ pub(super) fn ranks_line(what: &str, packed: &PackedRanks, took: Duration) -> St
     let PackedRanks { report, files, resumed } = packed;
     let notes: String =
         report.notes.iter().map(|note| format!("note      {}\n", human::plain(note, false))).collect();
-    let kept = if *resumed > 0 { format!(", {} of it before", human::bytes(*resumed)) } else { String::new() };
+    let kept =
+        if *resumed > 0 { format!(", {} of it before", human::bytes(*resumed)) } else { String::new() };
     format!(
         "{what:9} {} in {}, {}{kept}, {}\n          {} (id {})\n{notes}",
         human::count(report.ranks, "rank"),

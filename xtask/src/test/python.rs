@@ -16,6 +16,8 @@ const LOCK: &str = "xtask/python/requirements.lock";
 /// `make_reference_models.py OUTDIR` makes every model the tests compare with in a folder that is there and
 /// empty; the same each time it runs.
 pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
+/// `make_parallel_references.py OUTDIR` makes models and their shards under transformers' tensor parallelism.
+const PARALLEL_SCRIPT: &str = "xtask/python/make_parallel_references.py";
 /// What the environment is for; also what it must be able to do to count as whole.
 const IMPORTS: &str = "import accelerate, safetensors.torch, torch, transformers";
 
@@ -32,16 +34,26 @@ pub(crate) fn interpreter(workspace: &Workspace) -> Result<PathBuf> {
 
 /// The folder of reference models that belongs to the script and lock file as they are, made if need be.
 pub(crate) fn reference_models(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
-    let script = workspace.path(SCRIPT);
-    let key =
-        cache::key(&[&fs::read(&script).context(SCRIPT)?, &fs::read(workspace.path(LOCK)).context(LOCK)?]);
+    made_by(workspace, python, SCRIPT, "models")
+}
+
+/// The same of the models that are sharded.
+pub(crate) fn parallel_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    made_by(workspace, python, PARALLEL_SCRIPT, "parallel")
+}
+
+/// The folder that `script` makes.
+fn made_by(workspace: &Workspace, python: &Path, script: &str, kind: &str) -> Result<PathBuf> {
+    let read = |name: &str| fs::read(workspace.path(name)).with_context(|| name.to_owned());
+    let key = cache::key(&[&read(script)?, &read(LOCK)?]);
+    let script = workspace.path(script);
     let make = |at: &Path| {
         fs::create_dir(at)?;
         let mut command = Command::new(python);
         command.arg(&script).arg(at).env("HF_HUB_OFFLINE", "1").env("TOKENIZERS_PARALLELISM", "false");
         shell::run(&mut command)
     };
-    cache::get_or_make(&cache::folder()?, &format!("models-{key}"), |_| true, make)
+    cache::get_or_make(&cache::folder()?, &format!("{kind}-{key}"), |_| true, make)
 }
 
 fn python_in(environment: &Path) -> PathBuf {
