@@ -13,7 +13,7 @@ use crate::source::Source;
 use crate::staging::{Staging, write_file};
 use crate::tensors::Tensors;
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
-use flashboot_core::{BLOCK, BlockDigest, ByteRange, Digests, Dtype};
+use flashboot_core::{BLOCK, BlockDigest, ByteRange, ByteSize, Digests, Dtype};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const TRAILING_CAP: u64 = 1 << 20;
 
 /// How to pack.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackOptions {
     /// Whether an image that is there is replaced (atomically: readers see the old or the new one).
     pub replace: bool,
@@ -31,6 +31,14 @@ pub struct PackOptions {
     pub workers: Option<usize>,
     /// For images of many ranks: whether what a killed call has written is gone on from, and kept if this one fails.
     pub resume: bool,
+    /// For images of many ranks: after so many bytes what was written is synced, so that it can be gone on from.
+    pub sync_every: ByteSize,
+}
+
+impl Default for PackOptions {
+    fn default() -> Self {
+        Self { replace: false, workers: None, resume: false, sync_every: ByteSize::gib(1) }
+    }
 }
 
 /// What was packed.

@@ -11,12 +11,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes after which what was written is synced and noted.
-const EVERY: u64 = 1 << 30;
-
 /// The images that are being written.
 pub(super) struct ImageSink {
     piece: u64,
+    /// Bytes after which what was written is synced and noted.
+    every: u64,
     files: Vec<RankFile>,
     since: AtomicU64,
     noting: Mutex<()>,
@@ -31,7 +30,7 @@ struct RankFile {
 
 impl ImageSink {
     /// Opens every image's file in `dir`, and what a killed writer left there.
-    pub(super) fn open(dir: &Path, set: &RankSet<'_, '_>, piece: u64) -> Result<Self> {
+    pub(super) fn open(dir: &Path, set: &RankSet<'_, '_>, piece: u64, every: u64) -> Result<Self> {
         let mut files = Vec::with_capacity(set.images.len());
         for image in &set.images {
             let (payload, name) = (image.layout.payload(), image.coordinate.to_string());
@@ -51,7 +50,7 @@ impl ImageSink {
                 journal: Mutex::new(Some(journal)),
             });
         }
-        Ok(Self { piece, files, since: AtomicU64::new(0), noting: Mutex::new(()) })
+        Ok(Self { piece, every, files, since: AtomicU64::new(0), noting: Mutex::new(()) })
     }
 
     /// Bytes of each stream and how many of its first pieces are complete.
@@ -114,7 +113,7 @@ impl Sink for ImageSink {
             *slot = Some(value);
         }
         let since = self.since.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
-        if since >= EVERY
+        if since >= self.every
             && let Ok(_noting) = self.noting.try_lock()
         {
             self.since.store(0, Ordering::Relaxed);

@@ -46,7 +46,7 @@ pub(super) fn write(
     progress: &dyn Progress,
 ) -> Result<(Metadata, u64)> {
     let piece = memory(set.images.len());
-    let sink = ImageSink::open(staging.dir(), set, piece)?;
+    let sink = ImageSink::open(staging.dir(), set, piece, options.sync_every.0)?;
     let streams = sink.streams();
     let floors: Vec<u64> = streams.iter().map(|(bytes, n)| n.saturating_mul(piece).min(*bytes)).collect();
     let job = Job {
