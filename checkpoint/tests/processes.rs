@@ -167,7 +167,7 @@ fn two_ranks() -> (LayoutOptions, PackOptions) {
 fn killed_ranks() {
     let dir = TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let sizes = Sizes { hidden: 2048, mlp: 4096, vocab: 8192, ..Sizes::default() };
+    let sizes = Sizes { hidden: 1024, mlp: 2048, vocab: 4096, ..Sizes::default() };
     llama(&sizes).write(&at("m"), 2);
     let mut child = start("pack-ranks", dir.path());
     let begun = Instant::now();

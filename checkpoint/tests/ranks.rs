@@ -241,7 +241,7 @@ impl Progress for Half {
 
 #[test]
 fn a_stopped_pack_leaves_nothing_or_what_the_next_goes_on_from() {
-    let (dir, m) = model_dir(&llama(&Sizes { hidden: 2048, mlp: 4096, vocab: 8192, ..Sizes::default() }));
+    let (dir, m) = model_dir(&llama(&Sizes { hidden: 1024, mlp: 2048, vocab: 4096, ..Sizes::default() }));
     let (checkpoint, wanted) = (open(&m).unwrap(), layout(2, 1, 1, 1));
     let (i, whole) = (dir.path().join("i"), dir.path().join("whole"));
     let options = |resume| PackOptions { resume, sync_every: ByteSize::mib(1), ..PackOptions::default() };
