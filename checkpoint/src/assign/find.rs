@@ -5,12 +5,10 @@ use super::template::{Claims, Kind, Stages, Template, Templates};
 use super::{Entry, LayoutOptions, Model, NONE, Slicing};
 use crate::cause::Names;
 use crate::error::Result;
-use crate::experts::place;
 use crate::parallel::Refused;
 use crate::quant::{Features, MAINS, Parameter, Quantisation};
 use crate::recipe::{Recipe, Split};
 use crate::tensors::Tensor;
-use flashboot_core::layout::Place;
 use hashbrown::HashTable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
@@ -48,6 +46,8 @@ struct Search<'s, 'm> {
     problems: Vec<Option<Problem>>,
     by_key: HashTable<u32>,
     hasher: RandomState,
+    /// The last class of each template: mostly that of the next tensor of it too.
+    last: Vec<u32>,
     name: String,
 }
 
@@ -72,6 +72,7 @@ pub(super) fn find(
         problems: Vec::new(),
         by_key: HashTable::new(),
         hasher: RandomState::new(),
+        last: Vec::new(),
         name: String::new(),
     };
     let mut wrong = Wrong::default();
@@ -80,27 +81,21 @@ pub(super) fn find(
         None => None,
     };
     let mut entries = Vec::with_capacity(model.tensors.len());
-    let mut components = Vec::new();
+    let mut numbers = Vec::new();
     let mut layers = 0u64;
     let mut counts = BTreeMap::<(bool, u64), u64>::new();
     let mut left_out = 0u64;
     for number in 0..model.tensors.len() {
         let Some(tensor) = model.tensors.at(number) else { continue };
-        components.clear();
-        components.extend(tensor.name.split('.'));
-        let index = templates.of(tensor.name, &components);
+        let index = templates.of(tensor.name, &mut numbers);
         let unclaimed = templates.unclaimed();
         let Some(template) = templates.all.get(index as usize) else { continue };
-        let parsed =
-            |at: Option<usize>| at.and_then(|at| components.get(at)).and_then(|c| c.parse::<u32>().ok());
-        let mut layer = parsed(template.layer_at);
-        let mut expert = None;
-        if template.is_expert
-            && let Place::Expert { layer: l, expert: e, .. } = place(tensor.name)
-        {
-            layer = layer.or_else(|| u32::try_from(l).ok());
-            expert = e.and_then(|e| u32::try_from(e).ok());
-        }
+        let number_at = |at: Option<usize>| numbers.iter().find(|(i, _)| Some(*i) == at).map(|(_, n)| *n);
+        let expert = number_at(template.expert_at);
+        let layer = number_at(template.layer_at).or_else(|| match template.is_expert {
+            true => Some(number_at(template.place_layer_at).unwrap_or(0)),
+            false => None,
+        });
         let mut kind = template.kind;
         if let (Kind::Target, Some(from), Some(layer), Some(_)) = (kind, draft_from, layer, template.layer_at)
         {
@@ -224,18 +219,29 @@ impl Search<'_, '_> {
         let module =
             if asked && own.is_none() { self.module(tensor.name, template, rule, stacked) } else { None };
         let layer = if stacked && self.options.experts.by_layer() { entry.layer } else { NONE };
-        let mut hasher = self.hasher.build_hasher();
-        (entry.template, tensor.shape, tensor.dtype, module, layer, draft).hash(&mut hasher);
-        let hash = hasher.finish();
-        let same = |key: &Key| {
+        let key = |key: &Key| {
             (key.template, key.dtype, key.features, key.layer, key.draft)
                 == (entry.template, tensor.dtype, module, layer, draft)
                 && key.shape == tensor.shape
         };
-        let classes = &self.classes;
-        if let Some(&there) =
-            self.by_key.find(hash, |&i| classes.get(i as usize).is_some_and(|c| same(&c.key)))
+        let slot = entry.template as usize;
+        if self.last.len() <= slot {
+            self.last.resize(slot + 1, NONE);
+        }
+        if let Some(&last) = self.last.get(slot)
+            && self.classes.get(last as usize).is_some_and(|c| key(&c.key))
         {
+            return last;
+        }
+        let mut hasher = self.hasher.build_hasher();
+        (entry.template, tensor.shape, tensor.dtype, module, layer, draft).hash(&mut hasher);
+        let hash = hasher.finish();
+        let classes = &self.classes;
+        let known = self.by_key.find(hash, |&i| classes.get(i as usize).is_some_and(|c| key(&c.key)));
+        if let Some(&there) = known {
+            if let Some(last) = self.last.get_mut(slot) {
+                *last = there;
+            }
             return there;
         }
         let width = if template.is_expert { self.moe_width } else { self.options.parallel.tp };

@@ -17,7 +17,7 @@ pub(crate) use cut::Part;
 pub(crate) use group::Groups;
 pub use options::{LayoutOptions, Slicing};
 pub(crate) use template::Kind;
-pub(crate) use view::RankView;
+pub(crate) use view::{RankTensor, RankView};
 
 use crate::config::ModelConfig;
 use crate::error::Result;

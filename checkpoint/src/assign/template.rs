@@ -41,6 +41,9 @@ pub(crate) struct Template {
     pub(crate) fuse: Option<(usize, usize)>,
     /// Which component is the layer's number.
     pub(crate) layer_at: Option<usize>,
+    /// Which component is the expert's, and which the number of the layer that its place goes by.
+    pub(crate) expert_at: Option<usize>,
+    pub(crate) place_layer_at: Option<usize>,
     /// Part of the routed experts.
     pub(crate) is_expert: bool,
     /// One tensor for every expert of its layer.
@@ -111,22 +114,26 @@ impl<'r> Templates<'r> {
         self.base_rules + self.target_rules
     }
 
-    /// The template of the name of these components.
-    pub(crate) fn of(&mut self, name: &str, components: &[&str]) -> u32 {
+    /// The template of a name. Its numbers are put into `numbers`, each with the component it is.
+    pub(crate) fn of(&mut self, name: &str, numbers: &mut Vec<(usize, u32)>) -> u32 {
+        numbers.clear();
         self.key.clear();
-        if self.exact {
-            self.key.push_str(name);
-        } else {
-            for component in components {
-                self.key.push_str(if crate::recipe::is_number(component) { "#" } else { component });
-                self.key.push('.');
+        for (at, component) in name.split('.').enumerate() {
+            if crate::recipe::is_number(component) {
+                // One that is past 32 bits is no layer and no expert.
+                numbers.extend(component.parse().ok().map(|n| (at, n)));
+                self.key.push_str(if self.exact { component } else { "#" });
+            } else {
+                self.key.push_str(component);
             }
+            self.key.push('.');
         }
         if let Some(&number) = self.found.get(&self.key) {
             return number;
         }
+        let components: Vec<_> = name.split('.').collect();
         let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        let template = self.make(name, components);
+        let template = self.make(name, &components);
         self.all.push(template);
         self.found.insert(self.key.clone(), number);
         number
@@ -162,6 +169,10 @@ impl<'r> Templates<'r> {
             })
         });
         let stage = matches!(place, Place::Expert { group: ExpertGroup::Stage, .. });
+        let experts_at =
+            components.iter().position(|c| *c == "experts").filter(|_| place != Place::NonExpert);
+        let is_number = |c: &&str| crate::recipe::is_number(c);
+        let first_number = components.iter().take(experts_at.unwrap_or(0)).position(is_number);
         Template {
             kind: if kind == Kind::Target && stage && !recipe.draft.is_empty() { Kind::Draft } else { kind },
             stages,
@@ -170,6 +181,11 @@ impl<'r> Templates<'r> {
             suffix,
             fuse,
             layer_at,
+            expert_at: match place {
+                Place::Expert { expert: Some(_), .. } => experts_at.map(|at| at + 1),
+                _ => None,
+            },
+            place_layer_at: first_number,
             is_expert: place != Place::NonExpert,
             stacked: matches!(place, Place::Expert { expert: None, .. }),
         }

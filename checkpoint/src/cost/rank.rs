@@ -5,7 +5,6 @@ use super::{Cost, CostOptions};
 use crate::assign::{Part, RankView};
 use crate::gather::Gather;
 use crate::open::Checkpoint;
-use std::collections::BTreeMap;
 
 /// What a device gives at a time.
 const PAGE: u64 = 4096;
@@ -103,21 +102,32 @@ pub(super) fn cost(view: &RankView<'_, '_>, shards: &Shards, options: &CostOptio
     let (mut single, mut slabbed) = (Pinned::new(depth), Pinned::new(depth));
     let mut slabs = Slabs::new(options.slab.0);
     let mut shard_kept = Vec::new();
-    let mut sizes = BTreeMap::<u64, u64>::new();
+    // Tensors of the shard by class, and the classes it has.
+    let mut counts = vec![0u64; reads.len()];
+    let mut classes = Vec::new();
     for (number, by_place) in shards.by_place.iter().enumerate() {
         let start = shards.starts.get(number).copied().unwrap_or(0);
         let (mut kept, mut page) = (0u64, 0u64);
         let owned = |i: &u32| {
             let entry = entries.get(*i as usize).filter(|entry| view.owns(entry))?;
-            reads.get(entry.class as usize)?.as_ref()
+            Some((entry.class, reads.get(entry.class as usize)?.as_ref()?))
         };
         let tensors = cost.tensors;
+        let named = shards.by_name.get(number).and_then(Option::as_ref);
         for i in by_place {
-            let Some(read) = owned(i) else { continue };
+            let Some((class, read)) = owned(i) else { continue };
             cost.tensors += 1;
             cost.bytes_read = cost.bytes_read.saturating_add(read.bytes);
             kept = kept.saturating_add(read.kept);
-            *sizes.entry(read.kept).or_default() += 1;
+            if let Some(count) = counts.get_mut(class as usize) {
+                if *count == 0 {
+                    classes.push(class as usize);
+                }
+                *count += 1;
+            }
+            if named.is_none() {
+                slabs.add(read.kept);
+            }
             let begin = start.saturating_add(shards.begins.get(*i as usize).copied().unwrap_or(0));
             for (from, end) in &read.ranges {
                 let first = ((begin + from) / PAGE).max(page);
@@ -130,10 +140,12 @@ pub(super) fn cost(view: &RankView<'_, '_>, shards: &Shards, options: &CostOptio
             // A loader that knows this does not open the shard.
             continue;
         }
-        let named = shards.by_name.get(number).and_then(Option::as_ref).unwrap_or(by_place);
-        named.iter().filter_map(owned).for_each(|read| slabs.add(read.kept));
+        named.into_iter().flatten().filter_map(owned).for_each(|(_, read)| slabs.add(read.kept));
         single.begin_shard();
-        std::mem::take(&mut sizes).into_iter().for_each(|(bytes, count)| single.take(bytes, count));
+        for class in classes.drain(..) {
+            let count = counts.get_mut(class).map_or(0, std::mem::take);
+            single.take(reads.get(class).and_then(Option::as_ref).map_or(0, |read| read.kept), count);
+        }
         slabbed.begin_shard();
         for bytes in slabs.end() {
             cost.slabs += 1;

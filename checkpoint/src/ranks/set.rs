@@ -1,6 +1,6 @@
 //! All ranks of a layout: what each image holds and where, and which ranks' images are the same.
 
-use crate::assign::{Assignment, Groups, RankView};
+use crate::assign::{Assignment, Groups, RankTensor, RankView};
 use crate::error::Result;
 use crate::gather::Gather;
 use crate::image::{Coordinate, ModelPart};
@@ -145,7 +145,9 @@ impl<'a, 'm> RankSet<'a, 'm> {
                         gathers.push(Gather { source: local, at: g.at.saturating_add(offset), ..g });
                     });
                 }
-                work.intakes.push(Intake { stream: u32::try_from(stream).unwrap_or(u32::MAX), end, gathers });
+                let holes = holes(&tensor, offset);
+                let stream = u32::try_from(stream).unwrap_or(u32::MAX);
+                work.intakes.push(Intake { stream, start: offset, end, holes, gathers });
             }
             if !work.intakes.is_empty() {
                 take(&work)?;
@@ -153,4 +155,27 @@ impl<'a, 'm> RankSet<'a, 'm> {
         }
         Ok(())
     }
+}
+
+/// What of a tensor at `offset` nothing is gathered into: the padding that an engine asks for.
+fn holes(tensor: &RankTensor, offset: u64) -> Vec<(u64, u64)> {
+    let taken = tensor.gathers.iter().fold(0u64, |sum, g| sum.saturating_add(g.bytes()));
+    if taken >= tensor.bytes {
+        return Vec::new();
+    }
+    // Only rows at the end are padded, so the runs of what is there are few.
+    let mut runs: Vec<(u64, u64)> = tensor
+        .gathers
+        .iter()
+        .flat_map(|g| (0..g.count).map(move |i| (g.at + i * g.at_step, g.at + i * g.at_step + g.run)))
+        .collect();
+    runs.sort_unstable();
+    let (mut holes, mut end) = (Vec::new(), 0);
+    for (from, to) in runs.into_iter().chain([(tensor.bytes, tensor.bytes)]) {
+        if from > end {
+            holes.push((offset + end, offset + from));
+        }
+        end = end.max(to);
+    }
+    holes
 }

@@ -60,7 +60,7 @@ pub(crate) fn unpack_ranks(
             });
             let (stream, end) =
                 (u32::try_from(tensor.shard).unwrap_or(u32::MAX), tensor.begin + tensor.bytes);
-            work.intakes.push(Intake { stream, end, gathers });
+            work.intakes.push(Intake { stream, start: tensor.begin, end, holes: Vec::new(), gathers });
             take(&work)?;
         }
         Ok(())

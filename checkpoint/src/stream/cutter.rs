@@ -14,12 +14,14 @@ const COPIES: usize = 16 << 10;
 /// Small works are put together, large ones cut.
 pub(super) struct Cutter<'e> {
     pending: Step,
+    /// Where the last work of each stream ended.
+    ends: Vec<u64>,
     emit: &'e mut dyn FnMut(Step) -> Result<()>,
 }
 
 impl<'e> Cutter<'e> {
     pub(super) fn new(emit: &'e mut dyn FnMut(Step) -> Result<()>) -> Self {
-        Self { pending: Step::default(), emit }
+        Self { pending: Step::default(), ends: Vec::new(), emit }
     }
 
     /// Takes one work. Works must come in the order in which each stream is filled.
@@ -28,26 +30,50 @@ impl<'e> Cutter<'e> {
         let total = spans.iter().fold(0u64, |sum, (lo, hi)| sum.saturating_add(hi.saturating_sub(*lo)));
         if total > CHUNK {
             self.flush()?;
+            self.gaps(work);
             return self.cut(work, &spans);
         }
         if self.pending.bytes.saturating_add(total) > CHUNK || self.pending.copies.len() > COPIES {
             self.flush()?;
         }
+        self.gaps(work);
         for (origin, span) in spans.iter().enumerate() {
             add(&mut self.pending, work, origin, *span);
         }
         for intake in &work.intakes {
+            intake.holes.iter().for_each(|(from, to)| self.pending.zero(intake.stream, *from, *to));
             self.pending.fill(intake.stream, intake.end);
         }
         Ok(())
     }
 
+    /// Notes what lies between this work and each stream's last.
+    fn gaps(&mut self, work: &Work) {
+        for intake in &work.intakes {
+            let stream = intake.stream as usize;
+            if self.ends.len() <= stream {
+                self.ends.resize(stream + 1, 0);
+            }
+            if let Some(end) = self.ends.get_mut(stream) {
+                self.pending.zero(intake.stream, *end, intake.start);
+                *end = intake.end;
+            }
+        }
+    }
+
     /// Gives what is left.
     pub(super) fn flush(&mut self) -> Result<()> {
-        if self.pending.reads.is_empty() && self.pending.filled.is_empty() {
+        if self.pending.reads.is_empty() && self.pending.filled.is_empty() && self.pending.zeros.is_empty() {
             return Ok(());
         }
         (self.emit)(std::mem::take(&mut self.pending))
+    }
+
+    /// Where the last work of each of so many streams ended.
+    pub(super) fn ends(&self, streams: usize) -> Vec<u64> {
+        let mut ends = self.ends.clone();
+        ends.resize(streams, 0);
+        ends
     }
 
     /// Cuts a large work: cluster by cluster, each from its first byte to its last.
@@ -59,7 +85,8 @@ impl<'e> Cutter<'e> {
             let total: u64 = of_cluster().map(|(_, (lo, hi))| hi.saturating_sub(lo)).sum();
             let parts = total.div_ceil(CHUNK).max(1);
             for part in 1..=parts {
-                let mut step = Step::default();
+                // The first one takes along what lies before the work.
+                let mut step = std::mem::take(&mut self.pending);
                 let mut progress = Vec::with_capacity(cluster.len());
                 for (origin, (lo, hi)) in of_cluster() {
                     let pitch = pitch(work, origin);
@@ -71,6 +98,10 @@ impl<'e> Cutter<'e> {
                     };
                     add(&mut step, work, origin, (at(part - 1), at(part)));
                     progress.push(at(part));
+                }
+                let last = part == parts && number + 1 == clusters.len();
+                for intake in work.intakes.iter().filter(|_| last) {
+                    intake.holes.iter().for_each(|(from, to)| step.zero(intake.stream, *from, *to));
                 }
                 for (intake, frontier) in work.intakes.iter().zip(&frontiers) {
                     step.fill(intake.stream, frontier.after(number, cluster.start, &progress, intake.end));
@@ -253,8 +284,14 @@ mod tests {
         Work {
             origins: vec![Origin { file: 0, offset: 5 }, Origin { file: 1, offset: 7 }],
             intakes: vec![
-                Intake { stream: 0, end, gathers: vec![half(0, 0), half(1, W / 2)] },
-                Intake { stream: 1, end, gathers: vec![rest(0, 0), rest(1, end / 2)] },
+                Intake { stream: 0, start: 0, end, holes: vec![], gathers: vec![half(0, 0), half(1, W / 2)] },
+                Intake {
+                    stream: 1,
+                    start: 0,
+                    end,
+                    holes: vec![],
+                    gathers: vec![rest(0, 0), rest(1, end / 2)],
+                },
             ],
         }
     }
@@ -285,6 +322,8 @@ mod tests {
             origins: vec![Origin { file: 3, offset }],
             intakes: vec![Intake {
                 stream: 0,
+                start: at,
+                holes: vec![],
                 end: at + 10,
                 gathers: vec![Gather::contiguous(0, 0, at, 10)],
             }],
@@ -293,6 +332,7 @@ mod tests {
         let reads: Vec<_> = found[0].reads.iter().map(|r| (r.offset, r.len)).collect();
         assert_eq!((found.len(), reads), (1, vec![(100, 20), (130, 10)]));
         assert_eq!(found[0].filled, [(0, 1034)]);
+        assert_eq!(found[0].zeros, [(0, 10, 512), (0, 522, 1024)], "what lies between them becomes zero");
     }
 
     proptest! {
@@ -312,7 +352,7 @@ mod tests {
                     wanted.extend(bytes_of(&[g]).into_iter().map(|(s, from, at)| (s, 1000 * u64::from(s) + from, stream, at)));
                     gathers.push(g);
                 }
-                work.intakes.push(Intake { stream, end: at, gathers });
+                work.intakes.push(Intake { stream, start: 0, end: at, holes: vec![], gathers });
             }
             wanted.sort_unstable();
             prop_assert_eq!(moved(&steps(&[work])), wanted);

@@ -7,7 +7,8 @@
 use super::step::Copy;
 use crate::direct::Slab;
 use crate::error::Result;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::parallel::Refused;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Where pieces go.
@@ -33,8 +34,9 @@ pub(super) struct Piece {
 /// One stream.
 struct Stream {
     bytes: u64,
-    open: BTreeMap<u64, Slab>,
-    spilled: BTreeSet<u64>,
+    /// Each with how many bytes were put into it.
+    open: BTreeMap<u64, (Slab, u64)>,
+    spilled: BTreeMap<u64, u64>,
     /// The first piece that is not complete.
     next: u64,
 }
@@ -44,7 +46,7 @@ pub(super) struct Open<'s> {
     sink: &'s dyn Sink,
     piece: u64,
     streams: Vec<Stream>,
-    /// Slabs of zeros.
+    /// Slabs that nobody uses; what is in them is anybody's.
     free: Vec<Slab>,
     open: usize,
     most: usize,
@@ -55,12 +57,12 @@ impl<'s> Open<'s> {
     pub(super) fn new(sink: &'s dyn Sink, piece: u64, streams: &[(u64, u64)], most: usize) -> Self {
         let streams = streams
             .iter()
-            .map(|&(bytes, next)| Stream { bytes, open: BTreeMap::new(), spilled: BTreeSet::new(), next })
+            .map(|&(bytes, next)| Stream { bytes, open: BTreeMap::new(), spilled: BTreeMap::new(), next })
             .collect();
         Self { sink, piece, streams, free: Vec::new(), open: 0, most }
     }
 
-    /// Takes a slab back; it must be all zeros.
+    /// Takes a slab back.
     pub(super) fn recycle(&mut self, slab: Slab) {
         self.free.push(slab);
     }
@@ -81,7 +83,8 @@ impl<'s> Open<'s> {
             };
             let part = (g.run - skip).min(room);
             let (take, moved) = if whole > 0 { (g.run, whole) } else { (part, 1) };
-            if let Some(bytes) = self.piece_bytes(stream, index)? {
+            if let Some((bytes, put)) = self.piece_bytes(stream, index)? {
+                *put += take * moved;
                 let mut from = g.from + row * g.from_step + skip;
                 let mut to = within;
                 for _ in 0..moved {
@@ -105,8 +108,25 @@ impl<'s> Open<'s> {
         Ok(())
     }
 
-    /// The bytes of a piece, opened if need be; `None` for one that was complete from the start.
-    fn piece_bytes(&mut self, stream: usize, index: u64) -> Result<Option<&mut [u8]>> {
+    /// Makes a range of a stream zero.
+    pub(super) fn zero(&mut self, stream: u32, from: u64, to: u64) -> Result<()> {
+        let (size, mut at) = (self.piece, from);
+        while at < to {
+            let end = ((at / size + 1) * size).min(to);
+            if let Some((bytes, put)) = self.piece_bytes(stream as usize, at / size)?
+                && let Some(bytes) = bytes.get_mut(range(at % size, end - at))
+            {
+                *put += end - at;
+                bytes.fill(0);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a piece and how many were put into it, opened if need be; `None` for one that was complete from the
+    /// start.
+    fn piece_bytes(&mut self, stream: usize, index: u64) -> Result<Option<(&mut [u8], &mut u64)>> {
         let size = self.piece;
         let Some(state) = self.streams.get_mut(stream) else { return Ok(None) };
         if index < state.next || index.saturating_mul(size) >= state.bytes {
@@ -118,13 +138,17 @@ impl<'s> Open<'s> {
                 Some(slab) => slab,
                 None => Slab::new(Path::new("(memory)"), usize::try_from(size).unwrap_or(0))?,
             };
-            if state.spilled.remove(&index) {
-                self.sink.reload(stream, index * size, slab.first(len))?;
-            }
-            state.open.insert(index, slab);
+            let put = match state.spilled.remove(&index) {
+                Some(put) => {
+                    self.sink.reload(stream, index * size, slab.first(len))?;
+                    put
+                }
+                None => 0,
+            };
+            state.open.insert(index, (slab, put));
             self.open += 1;
         }
-        Ok(state.open.get_mut(&index).map(|slab| slab.first(len)))
+        Ok(state.open.get_mut(&index).map(|(slab, put)| (slab.first(len), put)))
     }
 
     /// Notes that a stream is filled up to `to` and gives the pieces that are complete.
@@ -143,11 +167,15 @@ impl<'s> Open<'s> {
                 return Ok(());
             }
             let index = state.next;
-            // A piece of padding alone was never opened.
-            self.piece_bytes(stream, index)?;
+            // A spilled one is read back. One that nobody filled has somebody else's bytes in it: it is never given.
+            let put = self.piece_bytes(stream, index)?.map_or(0, |(_, put)| *put);
+            if put < end - start {
+                let problem = format!("bytes {start}..{end} of stream {stream} were not all filled");
+                return Err(Refused::Relayout { problem }.into());
+            }
             let Some(state) = self.streams.get_mut(stream) else { return Ok(()) };
             state.next += 1;
-            if let Some(slab) = state.open.remove(&index) {
+            if let Some((slab, _)) = state.open.remove(&index) {
                 self.open -= 1;
                 give(Piece { stream, start, len: usize::try_from(end - start).unwrap_or(0), slab })?;
             }
@@ -160,13 +188,12 @@ impl<'s> Open<'s> {
             let furthest = self.streams.iter().enumerate().max_by_key(|(_, s)| s.open.len());
             let Some((number, _)) = furthest else { return Ok(()) };
             let Some(state) = self.streams.get_mut(number) else { return Ok(()) };
-            let Some((index, mut slab)) = state.open.pop_last() else { return Ok(()) };
+            let Some((index, (mut slab, put))) = state.open.pop_last() else { return Ok(()) };
             let start = index * self.piece;
             let len = usize::try_from((state.bytes - start).min(self.piece)).unwrap_or(0);
             self.sink.spill(number, start, slab.first(len))?;
-            state.spilled.insert(index);
+            state.spilled.insert(index, put);
             self.open -= 1;
-            slab.first(usize::MAX).fill(0);
             self.free.push(slab);
         }
         Ok(())

@@ -56,7 +56,7 @@ pub(crate) fn run(
     let result = std::thread::scope(|scope| -> Result<()> {
         let spawn = |e: std::io::Error| Error::io("spawn", job.what, &e);
         let (pieces, queue) = sync_channel::<Piece>(threads);
-        let (back, zeroed) = sync_channel::<Slab>(threads * 4);
+        let (back, used) = sync_channel::<Slab>(threads * 4);
         let queue = std::sync::Arc::new(Mutex::new(queue));
         for _ in 0..threads {
             let (queue, back, failed) = (queue.clone(), back.clone(), &failed);
@@ -78,7 +78,7 @@ pub(crate) fn run(
             open: Open::new(job.sink, job.piece, job.streams, most),
             readers,
             pieces,
-            zeroed,
+            used,
             failed: &failed,
             buffers: Vec::new(),
             sent: 0,
@@ -89,10 +89,12 @@ pub(crate) fn run(
         let mut cutter = Cutter::new(&mut emit);
         produce(&mut |work| cutter.take(work))?;
         cutter.flush()?;
+        let ends = cutter.ends(job.streams.len());
         scatter.drain()?;
         // Padding after the last tensor.
-        for (stream, (bytes, _)) in job.streams.iter().enumerate() {
-            scatter.fill(u32::try_from(stream).unwrap_or(u32::MAX), *bytes)?;
+        for ((stream, (bytes, _)), end) in (0u32..).zip(job.streams).zip(ends) {
+            scatter.open.zero(stream, end, *bytes)?;
+            scatter.fill(stream, *bytes)?;
         }
         if scatter.open.is_complete() { Ok(()) } else { Err(Error::Changed { path: job.what.into() }) }
     });
@@ -143,7 +145,6 @@ fn write(
             failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
             // The scatterer sees it before its next step; until then pieces are taken, so that it never waits for us.
         }
-        bytes.fill(0);
         // With enough slabs about, one more is given up.
         let _ = back.try_send(slab);
     }
@@ -155,7 +156,7 @@ struct Scatter<'s> {
     open: Open<'s>,
     readers: Vec<(SyncSender<(Step, Vec<u8>)>, Receiver<Filled>)>,
     pieces: SyncSender<Piece>,
-    zeroed: Receiver<Slab>,
+    used: Receiver<Slab>,
     failed: &'s Mutex<Option<Error>>,
     buffers: Vec<Vec<u8>>,
     sent: usize,
@@ -201,11 +202,14 @@ impl Scatter<'_> {
         if self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             return Err(self.stopped());
         }
-        while let Ok(slab) = self.zeroed.try_recv() {
+        while let Ok(slab) = self.used.try_recv() {
             self.open.recycle(slab);
         }
         for copy in &step.copies {
             self.open.copy(&buffer, copy)?;
+        }
+        for (stream, from, to) in &step.zeros {
+            self.open.zero(*stream, *from, *to)?;
         }
         for (stream, to) in &step.filled {
             self.fill(*stream, *to)?;

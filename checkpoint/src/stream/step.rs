@@ -16,8 +16,12 @@ pub(crate) struct Origin {
 pub(crate) struct Intake {
     /// Which stream.
     pub(crate) stream: u32,
-    /// One past the last byte of the stream that this work fills.
+    /// The first byte of the stream that this work fills; what lies between it and the work before becomes zero.
+    pub(crate) start: u64,
+    /// One past the last byte that it fills.
     pub(crate) end: u64,
+    /// What of `start..end` no gather fills: it becomes zero.
+    pub(crate) holes: Vec<(u64, u64)>,
     /// `source` is the origin's number in its work, `at` counts from the stream's first byte.
     pub(crate) gathers: Vec<Gather>,
 }
@@ -53,6 +57,8 @@ pub(super) struct Step {
     pub(super) reads: Vec<Read>,
     pub(super) copies: Vec<Copy>,
     pub(super) filled: Vec<(u32, u64)>,
+    /// Ranges of streams that become zero.
+    pub(super) zeros: Vec<(u32, u64, u64)>,
     /// Bytes of all reads.
     pub(super) bytes: u64,
 }
@@ -69,6 +75,13 @@ impl Step {
             _ => self.reads.push(Read { file, offset, len, at }),
         }
         at
+    }
+
+    /// Notes what becomes zero.
+    pub(super) fn zero(&mut self, stream: u32, from: u64, to: u64) {
+        if from < to {
+            self.zeros.push((stream, from, to));
+        }
     }
 
     /// Notes up to where a stream is filled.
