@@ -5,12 +5,15 @@ mod pinned;
 mod rank;
 
 use crate::assign::{Assignment, LayoutOptions, Model, RankView, Slicing};
+use crate::blocks::on_threads;
 use crate::error::Result;
 use crate::image::{Coordinate, ModelPart};
 use crate::open::Checkpoint;
 use crate::parallel::Rank;
 use flashboot_core::ByteSize;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// How a plan's costs are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,37 +98,47 @@ pub fn plan(checkpoint: &Checkpoint, layout: &LayoutOptions, options: &CostOptio
         Model { tensors: checkpoint.tensors(), aliases: checkpoint.aliases(), config: checkpoint.config() };
     let assignment = Assignment::new(model, layout)?;
     // What is needed is what is kept when everything is cut; where that cannot be told, what is kept.
-    let all = LayoutOptions { slicing: Some(Slicing::All), ..layout.clone() };
+    let everything = LayoutOptions { slicing: Some(Slicing::All), ..layout.clone() };
     let sliced = match assignment.slicing {
         Slicing::All => None,
-        _ => Assignment::new(model, &all).ok(),
+        _ => Assignment::new(model, &everything).ok(),
     };
     let shards = rank::Shards::new(checkpoint);
-    let mut known = HashMap::new();
-    let mut cost = |rank: Rank| -> Cost {
-        // Ranks that differ in nothing but their group cost the same.
-        let key =
-            (rank.coordinate.model, rank.coordinate.pp, rank.coordinate.tp, rank.coordinate.ep, rank.moe_tp);
-        if let Some(cost) = known.get(&key) {
-            return Cost::clone(cost);
-        }
-        let mut cost = rank::cost(&RankView::new(&assignment, rank), &shards, options);
-        if let Some(sliced) = &sliced {
-            cost.bytes_needed = rank::kept(&RankView::new(sliced, rank));
-        }
-        known.insert(key, cost.clone());
-        cost
-    };
-    let mut ranks = Vec::new();
     let has_draft = layout.draft && assignment.has_draft();
     let last = layout.parallel.pp.saturating_sub(1);
-    for rank in layout.parallel.ranks(ModelPart::Target)? {
+    let draft_of = |rank: &Rank| {
         // The draft runs where the target ends.
-        let draft = (has_draft && rank.coordinate.pp == last).then(|| {
-            cost(Rank { coordinate: Coordinate { model: ModelPart::Draft, ..rank.coordinate }, ..rank })
+        let coordinate = Coordinate { model: ModelPart::Draft, ..rank.coordinate };
+        (has_draft && rank.coordinate.pp == last).then_some(Rank { coordinate, ..*rank })
+    };
+    let all = layout.parallel.ranks(ModelPart::Target)?;
+    // Ranks that differ in nothing but their group cost the same.
+    let key = |rank: &Rank| {
+        let c = rank.coordinate;
+        (c.model, c.pp, c.tp, c.ep, rank.moe_tp)
+    };
+    let (mut numbers, mut distinct) = (HashMap::new(), Vec::new());
+    for rank in all.iter().copied().chain(all.iter().filter_map(draft_of)) {
+        numbers.entry(key(&rank)).or_insert_with(|| {
+            distinct.push(rank);
+            distinct.len() - 1
         });
-        ranks.push(RankCost { coordinate: rank.coordinate, moe_tp: rank.moe_tp, target: cost(rank), draft });
     }
+    let costs = on_all_cores(&distinct, |rank| {
+        let mut cost = rank::cost(&RankView::new(&assignment, *rank), &shards, options);
+        if let Some(sliced) = &sliced {
+            cost.bytes_needed = rank::kept(&RankView::new(sliced, *rank));
+        }
+        cost
+    });
+    let cost = |rank: &Rank| numbers.get(&key(rank)).and_then(|n| costs.get(*n)).cloned().unwrap_or_default();
+    let rank_cost = |rank: &Rank| RankCost {
+        coordinate: rank.coordinate,
+        moe_tp: rank.moe_tp,
+        target: cost(rank),
+        draft: draft_of(rank).map(|draft| cost(&draft)),
+    };
+    let ranks = all.iter().map(rank_cost).collect();
     let mut notes = checkpoint.notes().to_vec();
     notes.extend(assignment.notes.iter().cloned());
     if layout.draft && !has_draft {
@@ -139,4 +152,23 @@ pub fn plan(checkpoint: &Checkpoint, layout: &LayoutOptions, options: &CostOptio
         ranks,
         notes,
     })
+}
+
+/// What `work` makes of each, in order.
+fn on_all_cores<T: Sync, R: Send>(given: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, made) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(given.len())));
+    let run = || {
+        while let Some((number, one)) = {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            given.get(number).map(|one| (number, one))
+        } {
+            let result = work(one);
+            made.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(given.len());
+    on_threads(threads.saturating_sub(1), run, run);
+    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+    made.sort_by_key(|(number, _)| *number);
+    made.into_iter().map(|(_, result)| result).collect()
 }

@@ -6,7 +6,7 @@ use crate::gather::Gather;
 use std::ops::Range;
 
 /// Bytes that one step reads, unless a single row is longer.
-pub(super) const CHUNK: u64 = 4 << 20;
+pub(super) const CHUNK: u64 = 1 << 20;
 
 /// More copies than this are another step.
 const COPIES: usize = 16 << 10;

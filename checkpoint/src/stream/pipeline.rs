@@ -40,7 +40,7 @@ pub(crate) struct Job<'j> {
 pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
-    power.clamp(64 << 10, 4 << 20)
+    power.clamp(64 << 10, 1 << 20)
 }
 
 /// A step and the buffer it is read into.
