@@ -300,12 +300,10 @@ mod tests {
         Quantisation::parse(Some(json)).unwrap()
     }
 
-    fn axes(
-        q: &Quantisation,
-        name: &str,
-        shape: &[u64],
-        f: (u64, u64),
-    ) -> Result<(Option<(usize, u64)>, Option<(usize, u64)>), Unknown> {
+    /// Dimension and unit.
+    type Place = Option<(usize, u64)>;
+
+    fn axes(q: &Quantisation, name: &str, shape: &[u64], f: (u64, u64)) -> Result<(Place, Place), Unknown> {
         let p = Parameter { name, shape, dtype: Dtype::I32, stacked: false, transposed: false };
         let axes = q.axes(&p, Features { outputs: f.0, inputs: f.1 })?;
         let of = |a: Option<Axis>| a.map(|a| (a.dim, a.unit));

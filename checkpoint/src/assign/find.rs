@@ -233,9 +233,8 @@ impl Search<'_, '_> {
         {
             return last;
         }
-        let mut hasher = self.hasher.build_hasher();
-        (entry.template, tensor.shape, tensor.dtype, module, layer, draft).hash(&mut hasher);
-        let hash = hasher.finish();
+
+        let hash = self.hasher.hash_one((entry.template, tensor.shape, tensor.dtype, module, layer, draft));
         let classes = &self.classes;
         let known = self.by_key.find(hash, |&i| classes.get(i as usize).is_some_and(|c| key(&c.key)));
         if let Some(&there) = known {

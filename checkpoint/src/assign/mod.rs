@@ -133,7 +133,11 @@ impl<'m> Assignment<'m> {
 
     /// Experts of the part that `model` is.
     pub(crate) fn experts(&self, model: ModelPart) -> u64 {
-        self.experts[usize::from(model == ModelPart::Draft)]
+        let [target, draft] = self.experts;
+        match model {
+            ModelPart::Target => target,
+            ModelPart::Draft => draft,
+        }
     }
 
     /// Whether anything is the draft's.

@@ -43,8 +43,7 @@ impl Provider for InCheckpoint<'_> {
 /// Packs every rank of `layout` into the directory `dest`, which appears whole or not at all. The checkpoint is read
 /// once, in the images' order; ranks that hold the same bytes share a file.
 ///
-/// Blocks until the image is on the disk. Memory: at most 160 MiB of images under way, two threads' worth of 4 MiB
-/// reads, and tables. With `resume` what a killed call for the same checkpoint and layout has written is gone on from,
+/// Blocks until the image is on the disk. Memory: at most 160 MiB of images under way, a few MiB of reads, and tables. With `resume` what a killed call for the same checkpoint and layout has written is gone on from,
 /// and a call that fails keeps what it has written; without, it leaves nothing.
 pub fn pack_ranks(
     checkpoint: &Checkpoint,
@@ -56,7 +55,7 @@ pub fn pack_ranks(
     let model =
         Model { tensors: checkpoint.tensors(), aliases: checkpoint.aliases(), config: checkpoint.config() };
     let assignment = Assignment::new(model, layout)?;
-    for shard in checkpoint.shards().iter().filter(|shard| shard.trailing() > TRAILING_CAP) {
+    if let Some(shard) = checkpoint.shards().iter().find(|shard| shard.trailing() > TRAILING_CAP) {
         let (file, found) = (shard.path.clone(), shard.trailing());
         return Err(Error::TrailingOverCap { file, found, cap: TRAILING_CAP });
     }

@@ -299,14 +299,14 @@ mod tests {
     #[test]
     fn large_works_are_cut_between_rows_and_streams_fill_as_they_go() {
         let found = steps(&[large(5)]);
-        assert!(found.len() >= 8 && found.iter().all(|s| s.bytes <= 2 * 3 << 20), "{}", found.len());
+        assert!(found.len() >= 8 && found.iter().all(|s| s.bytes <= (2 * 3) << 20), "{}", found.len());
         let mut last = 0;
         for step in &found {
             let filled = step.filled.iter().find(|(stream, _)| *stream == 0).unwrap().1;
             assert!(filled >= last);
             last = filled;
         }
-        assert_eq!(last, 5 * 3 << 20);
+        assert_eq!(last, (5 * 3) << 20);
         // Nothing below what is filled is written later.
         for (i, step) in found.iter().enumerate() {
             for (stream, to) in &step.filled {

@@ -35,8 +35,9 @@ pub(crate) struct Job<'j> {
     pub(crate) threads: usize,
 }
 
-/// The size of a piece for so many streams: the largest with which two of each stream's fit into 160 MiB. Beside them
-/// there are 4 steps of 4 MiB (or of one row), and the pieces that are being written: two a thread.
+/// The size of a piece for so many streams: the largest up to 1 MiB with which two of each stream's fit into 160 MiB.
+/// Small pieces stay in a core's cache from when they are filled until they are hashed. Beside them there are 4 steps of
+/// 1 MiB (or of one row), and the pieces that are being written: two a thread.
 pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
@@ -44,7 +45,13 @@ pub(crate) fn memory(streams: usize) -> u64 {
 }
 
 /// A step and the buffer it is read into.
-type Filled = Result<(Step, Vec<u8>)>;
+type Buffered = (Step, Vec<u8>);
+
+/// The same once it was read.
+type Filled = Result<Buffered>;
+
+/// The two ends of one reader.
+type Reader = (SyncSender<Buffered>, Receiver<Filled>);
 
 /// Carries out what `produce` gives, in order. Every stream must be complete at the end.
 pub(crate) fn run(
@@ -66,7 +73,7 @@ pub(crate) fn run(
         drop((queue, back));
         let mut readers = Vec::with_capacity(threads);
         for _ in 0..threads {
-            let (send, jobs) = sync_channel::<(Step, Vec<u8>)>(STEPS);
+            let (send, jobs) = sync_channel::<Buffered>(STEPS);
             let (done, filled) = sync_channel::<Filled>(STEPS);
             let read = move || read(job, &jobs, &done);
             std::thread::Builder::new().spawn_scoped(scope, read).map_err(spawn)?;
@@ -105,7 +112,7 @@ pub(crate) fn run(
     }
 }
 
-fn read(job: &Job<'_>, jobs: &Receiver<(Step, Vec<u8>)>, done: &SyncSender<Filled>) {
+fn read(job: &Job<'_>, jobs: &Receiver<Buffered>, done: &SyncSender<Filled>) {
     while let Ok((step, mut buffer)) = jobs.recv() {
         let filled = fill(job, &step, &mut buffer).map(|()| (step, buffer));
         if done.send(filled).is_err() {
@@ -154,7 +161,7 @@ fn write(
 struct Scatter<'s> {
     job: &'s Job<'s>,
     open: Open<'s>,
-    readers: Vec<(SyncSender<(Step, Vec<u8>)>, Receiver<Filled>)>,
+    readers: Vec<Reader>,
     pieces: SyncSender<Piece>,
     used: Receiver<Slab>,
     failed: &'s Mutex<Option<Error>>,
