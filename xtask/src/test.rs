@@ -21,12 +21,15 @@ use std::path::{Path, PathBuf};
 
 const MODELS: &str = "reference models";
 const SHARDS: &str = "reference shards";
+const ENGINES: &str = "reference parameters";
 const DEMO: &str = "demo";
 
 /// Where the tests find the reference models.
 const MODELS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS";
 /// Where they find those that transformers sharded.
 const SHARDS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
+/// Where they find what vLLM's parameter classes loaded.
+const ENGINES_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_ENGINES";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -50,7 +53,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         prepare(MODELS, &mut stages, || python::reference_models(workspace, needed(python.as_deref())?));
     let shards =
         prepare(SHARDS, &mut stages, || python::parallel_references(workspace, needed(python.as_deref())?));
-    let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards)];
+    let engines =
+        prepare(ENGINES, &mut stages, || python::engine_references(workspace, needed(python.as_deref())?));
+    let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards), (ENGINES_VARIABLE, engines)];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run("loom", || run_loom(workspace));
