@@ -6,8 +6,8 @@ mod support;
 
 use flashboot_checkpoint::{
     Coordinate, Error, ExpertMap, Image, LayoutOptions, ModelPart, OpenOptions, PackOptions, Parallel,
-    Progress, Relayout, Slicing, UnpackOptions, VerifyOptions, inspect, pack, pack_ranks, reshard, unpack,
-    verify,
+    Progress, Relayout, Slicing, Target, UnpackOptions, VerifyOptions, inspect, pack, pack_ranks, reshard,
+    unpack, verify,
 };
 use flashboot_core::ByteSize;
 use proptest::prelude::*;
@@ -205,6 +205,65 @@ fn what_is_left_out_makes_an_image_that_is_not_unpacked() {
     assert!(refused.to_string().contains("`lm_head.weight`"), "{refused}");
     let refused = reshard(&image, &dir.path().join("r"), &layout(4, 1, 1, 1), &PackOptions::default(), &());
     assert!(refused.unwrap_err().to_string().contains("`lm_head.weight`"));
+}
+
+#[test]
+fn an_engines_parameters_are_put_together_and_padded() {
+    let model = qwen3_moe(&Sizes::default());
+    let (dir, m) = model_dir(&model);
+    let wanted = LayoutOptions { target: Target::Vllm, experimental: true, ..layout(4, 1, 2, 1) };
+    let image = packed(&m, &dir.path().join("i"), &wanted).unwrap();
+    let engine = image.metadata().fingerprint.engine.clone().unwrap();
+    assert_eq!((engine.name.as_str(), engine.version.as_str()), ("vllm", "0.33.0"));
+    for tp in 0..4u64 {
+        let (ep, part) = (tp / 2, tp % 2);
+        let rank = at(0, tp as u32, ep as u32, 0);
+        let name = |e: u64, w: &str| format!("model.layers.2.mlp.experts.{e}.{w}.weight");
+        let half = |e: u64, w: &str| rows(&model, &name(e, w), part * 24, part * 24 + 24);
+        let own = ep * 4..ep * 4 + 4;
+        let w13: Vec<u8> =
+            own.clone().flat_map(|e| [half(e, "gate_proj"), half(e, "up_proj")].concat()).collect();
+        assert!(
+            held(&image, rank, "model.layers.2.mlp.experts.w13_weight") == (vec![4, 48, 32], w13),
+            "{rank}"
+        );
+        let w2: Vec<u8> =
+            own.flat_map(|e| columns(&model, &name(e, "down_proj"), part * 24, part * 24 + 24)).collect();
+        assert!(
+            held(&image, rank, "model.layers.2.mlp.experts.w2_weight") == (vec![4, 32, 24], w2),
+            "{rank}"
+        );
+        // 50 rows of vocabulary are padded to 64: the last rank has two of its own.
+        let mut embed = rows(&model, "model.embed_tokens.weight", tp * 16, (tp * 16 + 16).min(50));
+        embed.resize(16 * 32 * 2, 0);
+        assert!(held(&image, rank, "model.embed_tokens.weight") == (vec![16, 32], embed), "{rank}");
+    }
+    // Parameters of an engine serve another layout, and the checkpoint's own names.
+    reshard(&image, &dir.path().join("r"), &layout(2, 1, 1, 2), &PackOptions::default(), &()).unwrap();
+    packed(&m, &dir.path().join("p"), &layout(2, 1, 1, 2)).unwrap();
+    assert!(tree(&dir.path().join("r")) == tree(&dir.path().join("p")));
+}
+
+#[test]
+fn a_map_of_experts_says_which_slot_each_is_in() {
+    let model = qwen3_moe(&Sizes { experts: 4, ..Sizes::default() });
+    let (dir, m) = model_dir(&model);
+    // Redundant and out of order, and another one for layer 3.
+    let map = br#"{"groups": [[3, 0, 1], [2, 3, 0]], "layers": {"3": [[2, 1], [0, 3]]}}"#;
+    let experts = ExpertMap::parse(map).unwrap();
+    let wanted = LayoutOptions { target: Target::Vllm, experimental: true, experts, ..layout(2, 1, 2, 1) };
+    let image = packed(&m, &dir.path().join("i"), &wanted).unwrap();
+    for (layer, ep, slots) in
+        [(0, 0, vec![3, 0, 1]), (0, 1, vec![2, 3, 0]), (3, 0, vec![2, 1]), (3, 1, vec![0, 3])]
+    {
+        let name = format!("model.layers.{layer}.mlp.experts.w2_weight");
+        let down = |e: &u64| {
+            model.find(&format!("model.layers.{layer}.mlp.experts.{e}.down_proj.weight")).bytes.clone()
+        };
+        let bytes: Vec<u8> = slots.iter().flat_map(down).collect();
+        let found = held(&image, at(0, ep, ep, 0), &name);
+        assert!(found == (vec![slots.len() as u64, 32, 48], bytes), "layer {layer}, group {ep}");
+    }
 }
 
 #[test]

@@ -209,3 +209,100 @@ fn range(start: u64, len: u64) -> std::ops::Range<usize> {
     let start = usize::try_from(start).unwrap_or(usize::MAX);
     start..start.saturating_add(usize::try_from(len).unwrap_or(usize::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gather::Gather;
+    use proptest::prelude::*;
+    use std::sync::Mutex;
+
+    /// Streams in memory.
+    struct Memory(Mutex<Vec<Vec<u8>>>, Mutex<usize>);
+
+    impl Memory {
+        fn at(&self, stream: usize, start: u64, len: usize) -> (usize, std::ops::Range<usize>) {
+            (stream, start as usize..start as usize + len)
+        }
+    }
+
+    impl Sink for Memory {
+        fn put(&self, stream: usize, start: u64, bytes: &[u8]) -> Result<()> {
+            let (stream, range) = self.at(stream, start, bytes.len());
+            self.0.lock().unwrap()[stream][range].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn spill(&self, stream: usize, start: u64, bytes: &[u8]) -> Result<()> {
+            *self.1.lock().unwrap() += 1;
+            self.put(stream, start, bytes)
+        }
+
+        fn reload(&self, stream: usize, start: u64, into: &mut [u8]) -> Result<()> {
+            let (stream, range) = self.at(stream, start, into.len());
+            into.copy_from_slice(&self.0.lock().unwrap()[stream][range]);
+            Ok(())
+        }
+    }
+
+    const PIECE: u64 = 8;
+    const LEN: u64 = 45;
+
+    /// Copies of single bytes in the given order into a stream, with one piece open at most; then everything is filled.
+    fn filled_in(order: &[u64]) -> (Vec<u8>, usize) {
+        let memory = Memory(Mutex::new(vec![vec![0xee; LEN as usize]]), Mutex::new(0));
+        let buffer: Vec<u8> = (0..LEN as u8).collect();
+        let mut open = Open::new(&memory, PIECE, &[(LEN, 0)], 1);
+        for &at in order {
+            open.copy(&buffer, &Copy { stream: 0, gather: Gather::contiguous(0, at, at, 1) }).unwrap();
+            open.make_room().unwrap();
+        }
+        open.filled(0, LEN, |mut piece| {
+            let bytes = piece.slab.first(piece.len).to_vec();
+            memory.put(piece.stream, piece.start, &bytes)
+        })
+        .unwrap();
+        assert!(open.is_complete());
+        let spilled = *memory.1.lock().unwrap();
+        (memory.0.into_inner().unwrap().remove(0), spilled)
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_order_every_byte_is_where_it_belongs(order in Just((0..LEN).collect::<Vec<_>>()).prop_shuffle()) {
+            let (found, spilled) = filled_in(&order);
+            prop_assert_eq!(found, (0..LEN as u8).collect::<Vec<_>>());
+            prop_assert!(spilled > 0, "one open piece is not enough for any order");
+        }
+
+        #[test]
+        fn strided_copies_land_as_they_would_one_by_one(run in 1u64..12, count in 1u64..5, gap in 0u64..9, skip in 0u64..5) {
+            let bytes = (run + gap) * count + skip;
+            let memory = Memory(Mutex::new(vec![vec![0xee; bytes as usize]]), Mutex::new(0));
+            let buffer: Vec<u8> = (0..(run + 1) * count).map(|i| i as u8 + 1).collect();
+            let gather = Gather { source: 0, from: 0, at: skip, run, count, from_step: run + 1, at_step: run + gap };
+            let mut wanted = vec![0u8; bytes as usize];
+            for i in 0..count {
+                for b in 0..run {
+                    wanted[(skip + i * (run + gap) + b) as usize] = buffer[(i * (run + 1) + b) as usize];
+                }
+            }
+            let mut open = Open::new(&memory, PIECE, &[(bytes, 0)], 100);
+            open.zero(0, 0, bytes).unwrap();
+            open.copy(&buffer, &Copy { stream: 0, gather }).unwrap();
+            open.filled(0, bytes, |mut piece| {
+                let bytes = piece.slab.first(piece.len).to_vec();
+                memory.put(piece.stream, piece.start, &bytes)
+            }).unwrap();
+            prop_assert_eq!(memory.0.into_inner().unwrap().remove(0), wanted);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_was_not_filled_is_never_given() {
+        let memory = Memory(Mutex::new(vec![vec![0; LEN as usize]]), Mutex::new(0));
+        let mut open = Open::new(&memory, PIECE, &[(LEN, 0)], 4);
+        open.copy(&[1; 7], &Copy { stream: 0, gather: Gather::contiguous(0, 0, 0, 7) }).unwrap();
+        assert!(open.filled(0, PIECE, |_| Ok(())).is_err());
+    }
+}
