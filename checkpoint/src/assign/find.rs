@@ -304,12 +304,10 @@ impl Search<'_, '_> {
         stacked: bool,
     ) -> Option<Features> {
         let module = name.get(..name.len().checked_sub(template.suffix)?)?;
+        // What comes after the module's name begins with a dot, or is an ending such as `_scales`.
+        let dotted = name.as_bytes().get(module.len()) == Some(&b'.');
         let endings: &[&str] =
-            if template.suffix > template.param.len() && name.ends_with(&format!(".{}", template.param)) {
-                &[".weight", ".qweight", ".weight_packed"]
-            } else {
-                &["", "_blocks"]
-            };
+            if dotted { &[".weight", ".qweight", ".weight_packed"] } else { &["", "_blocks"] };
         for ending in endings {
             self.name.clear();
             self.name.push_str(module);

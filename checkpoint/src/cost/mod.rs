@@ -96,14 +96,21 @@ pub struct PlanReport {
 pub fn plan(checkpoint: &Checkpoint, layout: &LayoutOptions, options: &CostOptions) -> Result<PlanReport> {
     let model =
         Model { tensors: checkpoint.tensors(), aliases: checkpoint.aliases(), config: checkpoint.config() };
-    let assignment = Assignment::new(model, layout)?;
+    let (shards, assignment) = std::thread::scope(|scope| {
+        let sort = || rank::Shards::new(checkpoint);
+        let sorting = std::thread::Builder::new().spawn_scoped(scope, sort);
+        let assignment = Assignment::new(model, layout);
+        // Without another thread it is only slower.
+        let shards = sorting.ok().and_then(|sorting| sorting.join().ok()).unwrap_or_else(sort);
+        (shards, assignment)
+    });
+    let assignment = assignment?;
     // What is needed is what is kept when everything is cut; where that cannot be told, what is kept.
     let everything = LayoutOptions { slicing: Some(Slicing::All), ..layout.clone() };
     let sliced = match assignment.slicing {
         Slicing::All => None,
         _ => Assignment::new(model, &everything).ok(),
     };
-    let shards = rank::Shards::new(checkpoint);
     let has_draft = layout.draft && assignment.has_draft();
     let last = layout.parallel.pp.saturating_sub(1);
     let draft_of = |rank: &Rank| {
