@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::gather::Gather;
 use std::ops::Range;
 
-/// Bytes that one step reads, unless a single row is longer.
+/// Bytes that one step reads, unless a single row is longer: as many as a core's cache keeps until they are scattered.
 pub(super) const CHUNK: u64 = 1 << 20;
 
 /// More copies than this are another step.

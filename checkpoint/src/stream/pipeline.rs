@@ -35,13 +35,13 @@ pub(crate) struct Job<'j> {
     pub(crate) threads: usize,
 }
 
-/// The size of a piece for so many streams: the largest up to 1 MiB with which two of each stream's fit into 160 MiB.
-/// Small pieces stay in a core's cache from when they are filled until they are hashed. Beside them there are 4 steps of
-/// 1 MiB (or of one row), and the pieces that are being written: two a thread.
+/// The size of a piece for so many streams: the largest up to 4 MiB with which two of each stream's fit into 160 MiB,
+/// because large writes keep a disk busiest. Beside them there are 4 steps of 1 MiB (or of one row), and the pieces that
+/// are being written: two a thread.
 pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
-    power.clamp(64 << 10, 1 << 20)
+    power.clamp(64 << 10, 4 << 20)
 }
 
 /// A step and the buffer it is read into.
