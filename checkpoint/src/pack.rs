@@ -37,7 +37,7 @@ pub struct PackOptions {
 
 impl Default for PackOptions {
     fn default() -> Self {
-        Self { replace: false, workers: None, resume: false, sync_every: ByteSize::gib(1) }
+        Self { replace: false, workers: None, resume: false, sync_every: ByteSize::gib(8) }
     }
 }
 

@@ -2,14 +2,18 @@
 
 use super::journal::{self, Journal};
 use super::set::RankSet;
+use crate::blocks::on_threads;
 use crate::direct::DirectFile;
 use crate::error::{Error, Result};
 use crate::stream::Sink;
 use flashboot_core::digest::{self, Piece};
 use flashboot_core::{BLOCK, BlockDigest, ByteRange, Digests};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// Files that are synced at once.
+const SYNCS: usize = 16;
 
 /// The images that are being written.
 pub(super) struct ImageSink {
@@ -68,23 +72,37 @@ impl ImageSink {
 
     /// Syncs every image and notes how far it has come.
     fn note(&self) -> Result<()> {
-        for file in &self.files {
+        self.each(|file| {
             // The values first: what they are of is written already, and is on the disk after the sync.
             let values = file.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
             file.file.sync()?;
-            if let Some(journal) = file.journal.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-                journal.note(&values)?;
+            match file.journal.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+                Some(journal) => journal.note(&values),
+                None => Ok(()),
             }
-        }
-        Ok(())
+        })
+    }
+
+    /// Does something to every file, several at once: a file system commits syncs that come together in one go.
+    fn each(&self, work: impl Fn(&RankFile) -> Result<()> + Sync) -> Result<()> {
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let run = || {
+            while let Some(file) = self.files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(e) = work(file) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                }
+            }
+        };
+        on_threads(self.files.len().min(SYNCS).saturating_sub(1), run, run);
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Syncs everything and gives every image's digests.
     pub(super) fn finish(self, path: &Path) -> Result<Vec<Digests>> {
+        self.each(|file| file.file.sync())?;
         let mut all = Vec::with_capacity(self.files.len());
         let wrong = |detail: String| Error::NotJson { file: path.into(), detail };
         for file in self.files {
-            file.file.sync()?;
             let values = file.values.into_inner().unwrap_or_else(PoisonError::into_inner);
             let pieces: Option<Vec<Piece>> = values.into_iter().collect();
             let pieces = pieces.ok_or_else(|| wrong("a piece was not written".into()))?;
