@@ -190,7 +190,8 @@ fn covers(bytes: u64, mut gathers: Vec<Gather>) -> bool {
     let mut end = 0;
     for (from, to) in runs {
         if from > end {
-            return false;
+            // What comes after a hole may be past the tensor's end.
+            break;
         }
         end = end.max(to);
     }
@@ -215,6 +216,13 @@ mod tests {
     use super::*;
     use crate::gather::tests::any_gather;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_hole_past_the_end_is_none() {
+        let given = vec![Gather { count: 2, from_step: 2, at_step: 1, ..Gather::contiguous(0, 0, 0, 1) }];
+        assert!(covers(1, given.clone()));
+        assert!(!covers(2, given));
+    }
 
     proptest! {
         #[test]
