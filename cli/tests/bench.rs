@@ -135,6 +135,15 @@ fn chains_stars_rings_and_imports_are_measured_to_the_last_rank() {
 }
 
 #[test]
+fn ranks_wait_for_stages_that_are_not_theirs() {
+    let place = Place::new();
+    // The last rank's only stage is the first here, and comes long after its set-up may last below.
+    let fewer = ["topology", "--device", "host", "--size", "1MiB", "--clones", "3,1", "--repeats", "2"];
+    let report = ok(&place, None, &fewer);
+    assert_eq!(report["stages"].as_array().unwrap().len(), 4, "{report}");
+}
+
+#[test]
 fn host_memory_has_no_gpus_times() {
     let place = Place::new();
     let report = ok(&place, None, &["copy", "--device", "host", "--sizes", "1MiB", "--repeats", "2"]);
@@ -152,6 +161,10 @@ fn what_cannot_be_measured_is_refused() {
         &["gather", "--nodes", "1"],
         &["copy", "--vs", "mpi"],
         &["hash", "--device", "host"],
+        &["topology", "--device", "host", "--clones", "0"],
+        &["chunk", "--device", "host", "--clones", "0"],
+        &["chunk", "--device", "host", "--chunks", "17MiB"],
+        &["copy", "--device", "host", "--chunk", "17MiB"],
     ] {
         let (exit, report) = bench(&place, None, args);
         assert_eq!(exit, 2, "{args:?}: {report}");
