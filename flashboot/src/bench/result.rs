@@ -132,6 +132,8 @@ pub struct Figures {
     pub transport: Option<TransportName>,
     /// Making the seed's arena.
     pub seed_arena_ms: f64,
+    /// Making it readable.
+    pub seed_export_ms: f64,
     /// Release → first clone ready.
     pub first_ms: f64,
     /// Release → last clone ready.
@@ -270,6 +272,9 @@ impl Measured {
             repeats: repeats.len(),
             transport,
             seed_arena_ms: arena(0),
+            seed_export_ms: median(
+                repeats.iter().filter_map(|repeat| repeat.set_up.first()).map(|set_up| ms(set_up.export)),
+            ),
             first_ms: over(&first).unwrap_or(0.0),
             last_ms: over(&last).unwrap_or(0.0),
             total_ms: over(&|repeat| Some(ms(before(repeat)) + last(repeat).unwrap_or(0.0))).unwrap_or(0.0),
@@ -400,6 +405,7 @@ mod tests {
         assert!(two.idle.unwrap().abs() < 1e-9, "{two:?}");
         assert!((two.first_ms - 0.12).abs() < 1e-9 && (two.last_ms - 0.15).abs() < 1e-9, "{two:?}");
         assert!((two.total_ms - (0.002 + 0.03 + 0.15)).abs() < 1e-9, "{two:?}");
+        assert!((two.seed_export_ms - 0.002).abs() < 1e-9, "the seed's, not a reader's: {two:?}");
         let near = |found: Option<f64>, ms: f64| found.is_some_and(|found| (found - ms).abs() < 1e-9);
         assert!(near(two.ideal_ms, 0.08 * 4.0 / 2.0), "2 chunks over 3 hops: {two:?}");
         assert!(near(two.raw_ms, 0.08) && near(two.bound_ms, 0.1), "{two:?}");

@@ -127,7 +127,7 @@ fn setups(report: &Report) -> String {
         table.row(vec![
             ByteSize(stage.bytes).to_string(),
             time(stage.seed_arena_ms),
-            time(clone.export_ms),
+            time(stage.seed_export_ms),
             time(clone.map_ms),
             time(clone.driver_ms),
             time(clone.map_ms - clone.driver_ms),
