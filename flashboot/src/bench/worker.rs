@@ -377,8 +377,9 @@ fn limits(hop: &CudaMover, arena: &Arc<dyn Arena>, stage: Stage) -> Result<GpuLi
     let Some(into) = CudaArena::from_arena(arena) else {
         return Err(Error::new(Kind::Invalid, "bench", "a GPU's mover into no GPU's arena"));
     };
-    // Once to warm up: the first touch of a mapping costs.
+    // Once to warm up: the first touch of a mapping costs, and so does what the hashes of many chunks work in.
     hop.measure_raw(whole, stage.bytes)?;
+    hop.measure_verified(whole, stage.chunk, BLOCK)?;
     Ok(GpuLimits {
         copy: hop.measure_raw(whole, stage.bytes)?,
         chunks: hop.measure_raw(whole, stage.chunk)?,
