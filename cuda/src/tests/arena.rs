@@ -322,6 +322,24 @@ fn words_in_host_memory_keep_step_with_the_gpus() {
 }
 
 #[test]
+fn a_pinned_word_is_not_written_again_before_its_stream_has_passed() {
+    let fake = Fake::new();
+    let arena = arena(&fake.context(), 1000);
+    arena.begin(Generation::from_random(1));
+    // As many as there are slots, none waited for.
+    (1..=64).for_each(|bytes| arena.publish(ShardId(0), bytes).unwrap());
+    fake.fail_call("cuStreamSynchronize", 0, code::OUT_OF_MEMORY);
+    assert_eq!(arena.publish(ShardId(0), 65).unwrap_err().kind(), Kind::Exhausted);
+    assert!(fake.failed());
+    fake.forget_calls();
+    arena.retire();
+    let calls = fake.calls();
+    let of = |name| calls.iter().position(|call| *call == name).unwrap();
+    assert!(of("cuStreamSynchronize") < of("cuMemcpyHtoDAsync"), "{calls:?}");
+    assert_eq!(arena.publish(ShardId(0), 66).unwrap_err().kind(), Kind::Exhausted, "it is beyond use");
+}
+
+#[test]
 fn a_hop_whose_words_are_elsewhere_asks_the_gpu_for_none() {
     #[derive(Debug)]
     struct Elsewhere(Arc<CudaArena>);
