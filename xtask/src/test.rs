@@ -4,14 +4,14 @@
 //! Every stage is timed. What cannot run here is shown as skipped with its reason. The last line is
 //! `N passed, N failed, N skipped`, counting stages.
 
-mod cache;
+pub(crate) mod cache;
 mod fuzz;
 mod ignored;
 pub(crate) mod python;
 mod stand_in;
 
 use crate::{
-    ptx, shell,
+    ptx, rdma_vm, shell,
     stage::{Outcome, Stages},
     verify,
     workspace::Workspace,
@@ -46,6 +46,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let models = prepare_models(workspace, python.as_deref(), &mut stages);
     run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
+    stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));

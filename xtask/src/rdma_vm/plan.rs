@@ -1,0 +1,101 @@
+//! Which programs run in the guest, and what is built for them.
+
+use crate::{shell, workspace::Workspace};
+use anyhow::{Context as _, Result};
+use cargo_metadata::Message;
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    io::BufReader,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+/// One line of the guest's work.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    /// What it is called in the report.
+    pub(crate) name: String,
+    /// Seconds that it may take.
+    limit: u32,
+    /// A shell command.
+    command: String,
+    /// The test or example target it executes: package, kind, name. It lies in the guest's path under its name.
+    target: Option<Target>,
+}
+
+type Target = (&'static str, &'static str, &'static str);
+
+impl Program {
+    fn new(name: &str, limit: u32, target: Target, command: &str) -> Self {
+        Self { name: name.into(), limit, command: command.into(), target: Some(target) }
+    }
+
+    /// A person's own command.
+    pub(crate) fn own(command: &str) -> Self {
+        Self { name: "command".into(), limit: 600, command: command.into(), target: None }
+    }
+}
+
+const CONFORMANCE: Target = ("flashboot-backend-rdma", "test", "conformance");
+const PROVIDER: Target = ("flashboot-backend-rdma", "test", "provider");
+
+/// What `cargo xtask test` runs.
+pub(crate) fn tests() -> Vec<Program> {
+    vec![
+        Program::new("provider", 120, PROVIDER, "FLASHBOOT_REQUIRE=rdma provider"),
+        Program::new(
+            "conformance",
+            400,
+            CONFORMANCE,
+            "FLASHBOOT_REQUIRE=rdma conformance --test-threads 2",
+        ),
+    ]
+}
+
+/// What `cargo xtask rdma-vm --bench` runs.
+pub(crate) fn benches() -> Vec<Program> {
+    Vec::new()
+}
+
+/// `/programs`, as the guest reads it.
+pub(crate) fn lines(programs: &[Program]) -> String {
+    let mut text = String::new();
+    for Program { name, limit, command, .. } in programs {
+        let _ = writeln!(text, "{name} {limit} {command}");
+    }
+    text
+}
+
+/// Builds the targets of `programs` and gives their executables, stripped where `strip` is at hand: what the guest's
+/// memory holds twice should be small.
+pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(String, PathBuf)>> {
+    let targets: BTreeSet<Target> = programs.iter().filter_map(|program| program.target).collect();
+    let mut built = Vec::new();
+    for (package, kind, name) in targets {
+        let profile = if kind == "example" { " --release" } else { "" };
+        let mut cargo = workspace.cargo(&format!("build --quiet{profile} -p {package} --{kind} {name}"));
+        cargo.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = cargo.spawn().with_context(|| shell::line(&cargo))?;
+        let stream = BufReader::new(child.stdout.take().context("cargo's messages")?);
+        let mut file = None;
+        for message in Message::parse_stream(stream) {
+            if let Message::CompilerArtifact(artifact) = message?
+                && artifact.target.name == name
+                && let Some(executable) = artifact.executable
+            {
+                file = Some(executable.into_std_path_buf());
+            }
+        }
+        let status = child.wait()?;
+        let file = file.filter(|_| status.success()).with_context(|| format!("{package} has no {kind} {name}"))?;
+        built.push((name.to_owned(), stripped(file)));
+    }
+    Ok(built)
+}
+
+fn stripped(file: PathBuf) -> PathBuf {
+    let small = file.with_extension("stripped");
+    let done = shell::succeeds(Command::new("strip").arg("-o").arg(&small).arg(&file));
+    if done { small } else { file }
+}

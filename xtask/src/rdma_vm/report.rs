@@ -1,0 +1,98 @@
+//! What the console says of each program.
+
+use super::plan::Program;
+use crate::workspace::Workspace;
+use anyhow::Result;
+use std::fmt::Write as _;
+
+/// One program's part of the console.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Part {
+    pub(crate) name: String,
+    /// `None`: it never ended.
+    pub(crate) status: Option<i32>,
+    /// Seconds.
+    pub(crate) took: f64,
+    pub(crate) output: String,
+}
+
+/// The parts in the order they ran.
+pub(crate) fn parts(console: &str) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut open = false;
+    for line in console.lines() {
+        if let Some(name) = line.strip_prefix("@begin ") {
+            parts.push(Part { name: name.into(), status: None, took: 0.0, output: String::new() });
+            open = true;
+        } else if let (true, Some(part)) = (open, parts.last_mut()) {
+            if let Some(end) = line.strip_prefix("@end ") {
+                let words: Vec<_> = end.split_whitespace().collect();
+                if let [_, status, began, ended] = words.as_slice() {
+                    part.status = status.parse().ok();
+                    part.took = ended.parse().unwrap_or(0.0) - began.parse().unwrap_or(0.0);
+                }
+                open = false;
+            } else {
+                part.output.push_str(line);
+                part.output.push('\n');
+            }
+        }
+    }
+    parts
+}
+
+/// One sentence and the output's end for each program that did not pass, did not end or did not run.
+pub(crate) fn failures(programs: &[Program], parts: &[Part]) -> Vec<String> {
+    let mut failures = Vec::new();
+    for program in programs {
+        let part = parts.iter().find(|part| part.name == program.name);
+        let why = match part.map(|part| part.status) {
+            Some(Some(0)) => continue,
+            Some(Some(143 | 124)) => "took too long".to_owned(),
+            Some(Some(status)) => format!("ended with {status}"),
+            Some(None) => "never ended".to_owned(),
+            None => "did not run".to_owned(),
+        };
+        let output = part.map_or("", |part| part.output.trim_end());
+        failures.push(format!("{}: {why}\n{output}", program.name));
+    }
+    failures
+}
+
+/// A line each, and the whole output of what failed.
+pub(crate) fn table(programs: &[Program], parts: &[Part]) -> String {
+    let mut text = String::new();
+    for part in parts {
+        let verdict = if part.status == Some(0) { "passed" } else { "FAILED" };
+        let last = part.output.lines().rfind(|line| line.contains("test result")).unwrap_or_default();
+        let _ = writeln!(text, "{:>8.1} s  {:<28} {verdict}  {last}", part.took, part.name);
+    }
+    for failure in failures(programs, parts) {
+        let _ = writeln!(text, "{failure}");
+    }
+    text
+}
+
+/// Writes the bench's table.
+pub(crate) fn write_bench(_workspace: &Workspace, _parts: &[Part]) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSOLE: &str = "[0.1] kernel\n@started\n@begin a\nhello\n@end a 0 1.00 3.50\n@begin b\nbad\n@end b 7 4 5\n@begin c\nstill\n";
+
+    #[test]
+    fn each_part_has_its_status_and_its_output() {
+        let found = parts(CONSOLE);
+        let part = |name: &str, status, took, output: &str| Part { name: name.into(), status, took, output: output.into() };
+        let expected = [
+            part("a", Some(0), 2.5, "hello\n"),
+            part("b", Some(7), 1.0, "bad\n"),
+            part("c", None, 0.0, "still\n"),
+        ];
+        assert_eq!(found, expected);
+    }
+}
