@@ -54,6 +54,8 @@ enum Place {
     /// Host memory and the CUDA driver API.
     Material,
     CudaSim,
+    /// Control channels between hosts.
+    Channel,
     Driver,
     Rendezvous,
     Loader,
@@ -73,6 +75,7 @@ fn place(name: &str) -> Option<Place> {
         "flashboot-core" => Place::Core,
         "flashboot-memory" | "flashboot-cuda" => Place::Material,
         "flashboot-cuda-sim" => Place::CudaSim,
+        "flashboot-channel" => Place::Channel,
         "flashboot-driver" => Place::Driver,
         "flashboot-rendezvous" => Place::Rendezvous,
         "flashboot-loader" => Place::Loader,
@@ -92,11 +95,13 @@ fn may_use(from: Place) -> &'static [Place] {
     use Place::*;
     match from {
         Core | Xtask => &[],
-        Material | Driver | Rendezvous => &[Core],
-        CudaSim | Loader | Checkpoint | Backend => &[Core, Material],
+        Material | Channel | Driver => &[Core],
+        Rendezvous => &[Core, Channel],
+        CudaSim | Checkpoint => &[Core, Material],
+        Loader | Backend => &[Core, Material, Channel],
         Conformance | Sim => &[Core, Driver, Rendezvous],
-        Facade => &[Core, Material, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim],
-        Face => &[Core, Material, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade],
+        Facade => &[Core, Material, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim],
+        Face => &[Core, Material, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade],
     }
 }
 
@@ -194,6 +199,10 @@ mod tests {
             ("flashboot-core", "flashboot-driver"),
             ("flashboot-memory", "flashboot-cuda"),
             ("flashboot-memory", "flashboot-backend-ipc"),
+            ("flashboot-channel", "flashboot-memory"),
+            ("flashboot-channel", "flashboot-rendezvous"),
+            ("flashboot-driver", "flashboot-channel"),
+            ("flashboot-checkpoint", "flashboot-channel"),
             ("flashboot-driver", "flashboot-memory"),
             ("flashboot-driver", "flashboot-rendezvous"),
             ("flashboot-driver", "flashboot-backend-mock"),
@@ -228,6 +237,11 @@ mod tests {
             ("flashboot-memory", "flashboot-core"),
             ("flashboot-backend-ipc", "flashboot-memory"),
             ("flashboot-backend-imex", "flashboot-cuda"),
+            ("flashboot-channel", "flashboot-core"),
+            ("flashboot-backend-tcp", "flashboot-channel"),
+            ("flashboot-rendezvous", "flashboot-channel"),
+            ("flashboot-loader", "flashboot-channel"),
+            ("flashboot", "flashboot-channel"),
             ("flashboot-conformance", "flashboot-driver"),
             ("flashboot-conformance", "flashboot-rendezvous"),
             ("flashboot-checkpoint", "flashboot-core"),
