@@ -65,9 +65,9 @@ pub(crate) fn completed(status: Status, vendor: u32, device: &str, port: u8, pee
             "go on from another source; if both live, check the fabric between them, MTU and GIDs",
         ),
         Status::REMOTE_ACCESS => (
-            Kind::StaleGeneration,
-            "the peer refuses the key: what it stood for is not registered any more",
-            "fetch a fresh locator from the exporter",
+            Kind::SourceLost,
+            "the peer's NIC refuses the key: what it stood for is not registered there, or not any more",
+            "go on from another source, or fetch a fresh locator from the exporter",
         ),
         Status::REMOTE_INVALID | Status::REMOTE_OPERATION | Status::RNR_RETRY_EXCEEDED => {
             (Kind::SourceLost, "the peer refuses the READ", "go on from another source")
@@ -112,7 +112,7 @@ mod tests {
             e.kind()
         };
         assert_eq!(of(Status::RETRY_EXCEEDED), Kind::SourceLost);
-        assert_eq!(of(Status::REMOTE_ACCESS), Kind::StaleGeneration);
+        assert_eq!(of(Status::REMOTE_ACCESS), Kind::SourceLost);
         assert_eq!(of(Status::FLUSHED), Kind::SourceLost);
         assert_eq!(of(Status::LOCAL_PROTECTION), Kind::Io);
     }

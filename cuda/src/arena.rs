@@ -2,6 +2,7 @@
 //! where the machine can, as a fabric handle.
 
 mod allocate;
+mod owned;
 
 use crate::{
     Context, Device,
@@ -13,6 +14,7 @@ use crate::{
 };
 use allocate::allocate;
 pub use allocate::{CudaArenaConfig, Dropped, Want};
+pub use owned::OwnedGpuRange;
 use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,
@@ -182,8 +184,13 @@ impl CudaArena {
         if range.is_empty() {
             return Ok(Vec::new());
         }
+        let _claim = self.claims.claim(range)?;
+        self.digests_of_owned(range, block)
+    }
+
+    /// Of a range that the caller has claimed, in whole blocks.
+    fn digests_of_owned(&self, range: ByteRange, block: u64) -> Result<Vec<BlockDigest>> {
         self.with_bounce(|bounce| {
-            let _claim = self.claims.claim(range)?;
             let at = self.mapping.at();
             // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
             let launched =

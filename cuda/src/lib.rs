@@ -32,7 +32,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
+pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, OwnedGpuRange, Want};
 pub use bounded::bounded;
 pub use context::Context;
 pub use device::{Device, Features, OLDEST_DRIVER};

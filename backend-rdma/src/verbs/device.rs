@@ -3,7 +3,7 @@
 use super::{Call, Completion, Event, Gid, Handle, Limits, Port, Verbs, VerbsError};
 use std::{
     fmt,
-    os::fd::RawFd,
+    os::fd::{AsFd, BorrowedFd, RawFd},
     sync::Arc,
 };
 
@@ -48,14 +48,17 @@ impl Device {
         self.verbs.gids(self.context, &self.name, port, len)
     }
 
-    /// Readable when there is an event.
-    pub(crate) fn event_fd(&self) -> RawFd {
-        self.verbs.event_fd(self.context)
-    }
-
     /// The next event, without waiting.
     pub(crate) fn event(&self) -> Call<Option<Event>> {
         self.verbs.event(self.context)
+    }
+}
+
+impl AsFd for Device {
+    /// Readable when there is an [`event`](Device::event).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context's own descriptor, open as long as the context.
+        unsafe { BorrowedFd::borrow_raw(self.verbs.event_fd(self.context)) }
     }
 }
 
@@ -101,11 +104,6 @@ impl Completions {
         self.entries
     }
 
-    /// Readable after [`arm`](Self::arm), once something has completed.
-    pub(crate) fn fd(&self) -> RawFd {
-        self.fd
-    }
-
     /// Asks for the descriptor to become readable at the next completion. What has completed before must be polled.
     pub(crate) fn arm(&self) -> Call<()> {
         self.device.verbs.arm(self.queue)
@@ -120,6 +118,14 @@ impl Completions {
     pub(crate) fn poll(&self, into: &mut Vec<Completion>) -> Result<(), VerbsError> {
         while self.device.verbs.poll(self.queue, into)? {}
         Ok(())
+    }
+}
+
+impl AsFd for Completions {
+    /// Readable after [`arm`](Completions::arm), once something has completed.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel's own descriptor, open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
     fs,
     os::fd::{AsRawFd as _, BorrowedFd, RawFd},
     ptr,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 const NAME: &str = "libibverbs.so.1";
@@ -29,7 +29,10 @@ const EINVAL: i32 = 22;
 const ENOSYS: i32 = 38;
 
 macro_rules! symbols {
-    ($($field:ident = $symbol:literal: $signature:ty;)* optional: $($maybe:ident = $name:literal: $kind:ty;)*) => {
+    (
+        required { $($field:ident = $symbol:literal: $signature:ty;)* }
+        optional { $($maybe:ident = $name:literal: $kind:ty;)* }
+    ) => {
         struct Symbols {
             $($field: $signature,)*
             $($maybe: Option<$kind>,)*
@@ -57,6 +60,7 @@ macro_rules! symbols {
 type Opaque = *mut c_void;
 
 symbols! {
+    required {
     device_list = "ibv_get_device_list": unsafe extern "C" fn(*mut c_int) -> *mut Opaque;
     free_list = "ibv_free_device_list": unsafe extern "C" fn(*mut Opaque);
     device_name = "ibv_get_device_name": unsafe extern "C" fn(Opaque) -> *const c_char;
@@ -80,9 +84,11 @@ symbols! {
     create_qp = "ibv_create_qp": unsafe extern "C" fn(Opaque, *mut sys::QpInitAttr) -> *mut sys::Qp;
     modify_qp = "ibv_modify_qp": unsafe extern "C" fn(Opaque, *mut sys::QpAttr, c_int) -> c_int;
     destroy_qp = "ibv_destroy_qp": unsafe extern "C" fn(Opaque) -> c_int;
-    optional:
+    }
+    optional {
     reg_dmabuf_mr = "ibv_reg_dmabuf_mr": unsafe extern "C" fn(Opaque, u64, usize, u64, c_int, c_int) -> *mut sys::Mr;
     query_gid_table = "_ibv_query_gid_table": unsafe extern "C" fn(Opaque, *mut sys::GidEntry, usize, u32, usize) -> isize;
+    }
 }
 
 /// The library, once it is open. It is never closed: providers leave threads and handlers behind.
@@ -107,9 +113,9 @@ impl Library {
     ///
     /// # Errors
     /// [`Kind::Unavailable`] where there is none or one that is too old.
-    pub(crate) fn shared() -> Result<&'static Self> {
-        static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    pub(crate) fn shared() -> Result<Arc<Self>> {
+        static LIBRARY: OnceLock<Result<Arc<Library>>> = OnceLock::new();
+        LIBRARY.get_or_init(|| Self::load().map(Arc::new)).clone()
     }
 
     fn load() -> Result<Self> {

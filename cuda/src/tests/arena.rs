@@ -177,3 +177,22 @@ fn every_failure_asked_for_happens() {
     assert_eq!(Stream::new(&fake.context()).unwrap_err().kind(), Kind::Exhausted);
     assert!(fake.failed());
 }
+
+#[test]
+fn what_a_nic_wrote_is_flushed_where_the_hardware_does_not_order_it() {
+    let fake = Fake::new();
+    let (arena, _) =
+        CudaArena::create_in(&fake.context(), spec(5000), &CudaArenaConfig::default()).unwrap();
+    arena.fill(ByteRange::new(0, 5000), 3).unwrap();
+    let owned = CudaArena::own(&arena, ByteRange::new(0, 5000)).unwrap();
+    assert_eq!(arena.fill(ByteRange::new(4999, 5000), 4).unwrap_err().kind(), Kind::Busy);
+    fake.forget_calls();
+    // The stand-in answers 1 to every attribute: no order.
+    owned.settle_nic_writes().unwrap();
+    assert!(fake.calls().contains(&"cuFlushGPUDirectRDMAWrites"));
+    assert_eq!(owned.digests(8192).unwrap().len(), 1);
+    assert_eq!(owned.digests(1000).unwrap_err().kind(), Kind::Invalid);
+    let of_owned = owned.digests(8192).unwrap();
+    drop(owned);
+    assert_eq!(arena.digests(ByteRange::new(0, 5000), 8192).unwrap(), of_owned);
+}

@@ -41,7 +41,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     }
     let mut programs: Vec<_> = if args.bench { plan::benches() } else { plan::tests() };
     if !args.parts.is_empty() || args.command.is_some() {
-        programs.retain(|program| args.parts.iter().any(|part| program.name.starts_with(part.as_str())));
+        programs.retain(|program| args.parts.iter().any(|part| program.name == *part || program.name.starts_with(part.as_str())));
     }
     programs.extend(args.command.iter().map(|command| plan::Program::own(command)));
     let log = boot(workspace, &programs)?;
