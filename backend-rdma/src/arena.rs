@@ -90,13 +90,6 @@ impl Seen {
             Self::Gpu(arena) => arena.strong_count() == 0,
         }
     }
-
-    pub(crate) fn upgrade(&self) -> Option<Served> {
-        match self {
-            Self::Host(arena) => arena.upgrade().map(Served::Host),
-            Self::Gpu(arena) => arena.upgrade().map(Served::Gpu),
-        }
-    }
 }
 
 /// A range that nobody else touches until this is dropped; it keeps the arena mapped.

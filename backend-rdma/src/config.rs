@@ -88,7 +88,7 @@ impl Default for RdmaConfig {
             ack_timeout: Duration::from_millis(67),
             cancel_grace: Duration::from_millis(500),
             spin: Duration::from_micros(50),
-            spares: 4,
+            spares: 2,
             handshake: Duration::from_secs(5),
             max_pending: 64,
             max_readers: 1024,

@@ -31,7 +31,8 @@ pub(crate) struct RdmaMover {
     payload: u64,
     shards: u32,
     message: u64,
-    endpoint: Arc<Endpoint>,
+    /// The devices stay open as long as the hop.
+    _endpoint: Arc<Endpoint>,
 }
 
 impl RdmaMover {
@@ -54,7 +55,7 @@ impl RdmaMover {
             payload: locator.payload,
             shards: locator.shards,
             message: parts.config.message.0.min(largest),
-            endpoint,
+            _endpoint: endpoint,
         }
     }
 

@@ -116,8 +116,14 @@ impl Rail {
         let depth = (u32::from(config.outstanding) + LOOK_ROOM).min(limits.max_qp_wr.max(1));
         let completions = Completions::new(&device, ENTRIES)
             .map_err(|e| failed(e, name, Some(port), "making a completion queue"))?;
+        let spares = (0..config.spares)
+            .map(|_| {
+                counters.pairs_made.add(1);
+                Pair::new(&completions, depth).map_err(|e| failed(e, name, Some(port), "making a queue pair"))
+            })
+            .collect::<Result<Vec<_>>>()?;
         Ok(Self {
-            spares: Mutex::default(),
+            spares: Mutex::new(spares),
             completions,
             device,
             port,

@@ -1,4 +1,4 @@
-//! The conformance suite on `rdma`, host arenas, ranks as processes. `FLASHBOOT_RDMA_DEVICES` names the devices that ranks
+//! The conformance suite on `rdma`, host arenas, ranks as processes. `FLASHBOOT_CONFORMANCE_DEVICES` names the devices that ranks
 //! take in turn; without it every rank uses whatever is there.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use flashboot_backend_rdma::{RdmaConfig, RdmaTransport};
 use flashboot_conformance::{Fixture, WriteAttempt};
 use flashboot_core::{
-    Arena, ArenaSpec, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
+    Arena, ArenaSpec, ByteSize, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{path::Path, sync::Arc};
@@ -14,10 +14,12 @@ use std::{path::Path, sync::Arc};
 struct RdmaFixture;
 
 fn config(rank: u32) -> RdmaConfig {
-    let named = std::env::var("FLASHBOOT_RDMA_DEVICES").unwrap_or_default();
+    let named = std::env::var("FLASHBOOT_CONFORMANCE_DEVICES").unwrap_or_default();
     let devices: Vec<_> = named.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
     let own = devices.get((rank as usize).checked_rem(devices.len()).unwrap_or(0));
-    RdmaConfig { devices: own.cloned().into_iter().collect(), max_rails: 1, ..RdmaConfig::default() }
+    let devices = own.cloned().into_iter().collect();
+    // Small messages, so that a chunk is several of them and their completions come sparsely.
+    RdmaConfig { devices, max_rails: 1, message: ByteSize(32 << 10), ..RdmaConfig::default() }
 }
 
 #[async_trait]

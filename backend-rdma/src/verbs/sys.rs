@@ -361,7 +361,7 @@ mod tests {
     /// The headers are this machine's own, or those that `cargo xtask rdma-vm` has unpacked.
     #[test]
     fn every_structure_is_laid_out_as_the_headers_say() {
-        let headers = std::env::var_os("FLASHBOOT_VERBS_HEADERS").map_or("/usr/include".into(), PathBuf::from);
+        let headers = std::env::var_os("FLASHBOOT_CONFORMANCE_HEADERS").map_or("/usr/include".into(), PathBuf::from);
         if !headers.join("infiniband/verbs.h").is_file() {
             // The recorded numbers above are held in any case.
             return;

@@ -31,6 +31,11 @@ impl Program {
         Self { name: name.into(), limit, command: command.into(), target: Some(target) }
     }
 
+    /// The same, not executed: a person's command finds it in the guest's path.
+    pub(crate) fn idle(self) -> Self {
+        Self { name: format!("{}-idle", self.name), command: "true".into(), ..self }
+    }
+
     /// A person's own command.
     pub(crate) fn own(command: &str) -> Self {
         Self { name: "command".into(), limit: 600, command: command.into(), target: None }
