@@ -5,7 +5,7 @@ use flashboot_core::{
     Arena, BlockDigest, ByteRange, Error, Kind, Location, Locator, MemoryKind, Result, TransportName,
     check_served,
 };
-use flashboot_cuda::{CudaArena, OwnedGpuRange};
+use flashboot_cuda::{CudaArena, CudaOwned};
 use flashboot_memory::{HostArena, OwnedRange};
 use std::{
     any::Any,
@@ -63,7 +63,7 @@ impl Served {
     pub(crate) fn own(&self, range: ByteRange) -> Result<Owned> {
         match self {
             Self::Host(arena) => arena.own(range).map(Owned::Host),
-            Self::Gpu(arena) => CudaArena::own(arena, range).map(Owned::Gpu),
+            Self::Gpu(arena) => arena.own(range).map(Owned::Gpu),
         }
     }
 }
@@ -96,7 +96,7 @@ impl Seen {
 #[derive(Debug)]
 pub(crate) enum Owned {
     Host(OwnedRange),
-    Gpu(OwnedGpuRange),
+    Gpu(CudaOwned),
 }
 
 impl Owned {

@@ -8,6 +8,7 @@
 
 use flashboot::{
     config::{Choice, Memory, Replicate},
+    network::Network,
     replicate::{Report, Request, Source, WorkerArgs, Workers, run, worker},
 };
 use flashboot_core::{
@@ -249,6 +250,7 @@ fn replicate(
                 ..Replicate::default()
             },
             memory: Memory::default(),
+            network: Network::default(),
             kill: None,
             workers: Workers {
                 program: std::env::current_exe()?,

@@ -81,7 +81,7 @@ pub(crate) enum Verb {
     /// Compare two checkpoints or images, tensor by tensor (exit 1 when they differ)
     Diff(verbs::diff::DiffArgs),
     /// Start a seed and N clones of an image on this host, and verify every block
-    Replicate(verbs::replicate::ReplicateArgs),
+    Replicate(Box<verbs::replicate::ReplicateArgs>),
     /// Say which transports and GPUs work on this machine, and what to do where they do not
     Doctor(verbs::doctor::DoctorArgs),
     /// Show the configuration

@@ -135,13 +135,14 @@ impl Settings {
 
     /// Bounds that types do not have.
     fn check(&self) -> Result<(), Failure> {
-        let Config { replicate, memory, .. } = &self.config;
+        let Config { replicate, memory, tcp, .. } = &self.config;
         let bounds = [
             ("replicate.clones", Some(replicate.clones), MOST_CLONES),
             ("replicate.depth", Some(replicate.depth), 64),
             ("replicate.tree_length", Some(replicate.tree_length), MOST_CLONES),
             ("replicate.tree_fanout", Some(replicate.tree_fanout), MOST_CLONES),
             ("memory.threads", memory.threads, 1024),
+            ("tcp.connections", Some(tcp.connections), 64),
         ];
         for (key, value, most) in bounds {
             if value.is_some_and(|value| value == 0 || value > most) {
@@ -158,6 +159,7 @@ impl Settings {
             ("replicate.transfer_timeout", replicate.transfer_timeout),
             ("replicate.pull_timeout", replicate.pull_timeout),
             ("replicate.import_timeout", replicate.import_timeout),
+            ("tcp.silence", tcp.silence),
         ];
         for (key, wait) in waits {
             if wait.is_zero() {

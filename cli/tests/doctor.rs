@@ -56,6 +56,7 @@ fn a_machine_without_a_driver_is_a_finding() {
     assert!(named(transports, "rdma")["reason"].as_str().unwrap().contains("not part of this release"));
     let libcuda = named(&found["checks"], "libcuda");
     assert_eq!(libcuda["ok"], false);
+    assert_eq!(named(transports, "tcp")["ready"], true);
     assert!(named(&found["checks"], "memfd sealing")["ok"].as_bool().unwrap());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
 }

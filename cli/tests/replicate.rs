@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::Read as _,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -65,6 +66,39 @@ fn every_topology_reaches_every_clone() {
 }
 
 #[test]
+fn tcp_comes_last_and_serves_where_nothing_better_may() {
+    let place = Place::new();
+    let image = place.image("m", &[("a", 40 * MIB)]);
+    let image = text(&image);
+    let token = place.path("token");
+    fs::write(&token, "a secret of enough bytes\n").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let run = |more: &[&str]| {
+        let report = place.ok(&[&["replicate", image, "-n", "3", "--chunk", "16MiB"], more].concat());
+        check(&report, 3, 3, 3);
+        report
+    };
+    assert_eq!(run(&[])["transport"], "ipc");
+    for more in [
+        &["--transport", "tcp"][..],
+        &["--transport", "tcp", "--topology", "star", "--connections", "1", "--bind", "::1"],
+        &["--transport", "tcp", "--tls", "on", "--token-file", text(&token)],
+    ] {
+        let report = run(more);
+        assert_eq!((&report["transport"], &report["fallbacks"]), (&"tcp".into(), &0.into()), "{report}");
+    }
+    let fallen = run(&["--allow", "imex,tcp"]);
+    assert_eq!(fallen["transport"], "tcp");
+    let passed = fallen["passed_over"].as_array().unwrap();
+    assert!(
+        passed.iter().any(|p| p["name"] == "imex" && !p["reason"].as_str().unwrap().is_empty()),
+        "{fallen}"
+    );
+    assert_ne!(fallen["fallbacks"], 0, "a fallback is counted");
+    assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
 fn every_size_arrives() {
     let place = Place::new();
     for (name, tensors, blocks) in [
@@ -75,7 +109,7 @@ fn every_size_arrives() {
         ("more", &[("t", 16 * MIB), ("u", 1)], 2),
     ] {
         let image = place.image(name, tensors);
-        for transport in ["ipc", "mock"] {
+        for transport in ["ipc", "tcp", "mock"] {
             let report = place.ok(&["replicate", text(&image), "-n", "2", "--transport", transport]);
             check(&report, 2, blocks, blocks);
         }
@@ -97,7 +131,7 @@ fn the_mock_is_one_process_in_virtual_time_and_repeats_itself() {
 fn survivors_finish_when_a_clone_is_killed() {
     let place = Place::new();
     let image = place.image("m", &[("a", 8 * 16 * MIB)]);
-    for transport in ["ipc", "mock"] {
+    for transport in ["ipc", "tcp", "mock"] {
         let args = [
             "replicate",
             text(&image),

@@ -2,7 +2,6 @@
 //! where the machine can, as a fabric handle.
 
 mod allocate;
-mod owned;
 
 use crate::{
     Context, Device,
@@ -14,7 +13,6 @@ use crate::{
 };
 use allocate::allocate;
 pub use allocate::{CudaArenaConfig, Dropped, Want};
-pub use owned::OwnedGpuRange;
 use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,
@@ -29,6 +27,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES`: no flush is ever needed.
+const ORDERED_FOR_ALL: i32 = 200;
 
 /// How an arena was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,6 +175,16 @@ impl CudaArena {
         self.mapping.dma_buf()
     }
 
+    /// Makes what a NIC has written to this GPU's memory visible to every GPU. Without it a kernel or a copy engine may still
+    /// read the old bytes, although the NIC has reported its end. Does nothing where the hardware keeps that order by
+    /// itself. Never run on hardware.
+    pub fn settle_nic_writes(&self) -> Result<()> {
+        if self.context().device().nic_writes_ordered()? >= ORDERED_FOR_ALL {
+            return Ok(());
+        }
+        self.context().call(|ops| ops.flush_nic_writes())
+    }
+
     /// The values of the blocks of `range`, found on the GPU, or through the host where the kernel does not work.
     /// Blocks until they are there.
     ///
@@ -184,22 +195,30 @@ impl CudaArena {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let _claim = self.claims.claim(range)?;
-        self.digests_of_owned(range, block)
+        self.with_bounce(|bounce| {
+            let claim = self.claims.claim(range)?;
+            self.digests_with(bounce, &claim, block)
+        })
     }
 
-    /// Of a range that the caller has claimed, in whole blocks.
-    fn digests_of_owned(&self, range: ByteRange, block: u64) -> Result<Vec<BlockDigest>> {
-        self.with_bounce(|bounce| {
-            let at = self.mapping.at();
-            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
-            let launched =
-                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
-            match launched {
-                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
-                None => self.digests_through(bounce, range, block),
-            }
-        })
+    /// The same of a range that the caller has claimed.
+    pub(crate) fn digests_claimed(&self, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        hash::check_blocks(self.spec.payload, claim.range(), block)?;
+        if claim.range().is_empty() {
+            return Ok(Vec::new());
+        }
+        self.with_bounce(|bounce| self.digests_with(bounce, claim, block))
+    }
+
+    fn digests_with(&self, bounce: &mut Bounce, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
+        let range = claim.range();
+        let at = self.mapping.at();
+        // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+        let launched = unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
+        match launched {
+            Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
+            None => self.digests_through(bounce, range, block),
+        }
     }
 
     /// Why verification goes through the host; `None` while the GPU does it.

@@ -21,6 +21,7 @@ mod import;
 mod mover;
 mod nvml;
 mod ops;
+mod owned;
 pub mod probe;
 mod stream;
 mod upload;
@@ -32,7 +33,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, OwnedGpuRange, Want};
+pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
 pub use bounded::bounded;
 pub use context::Context;
 pub use device::{Device, Features, OLDEST_DRIVER};
@@ -40,5 +41,6 @@ pub use error::CudaError;
 pub use host::{Pinned, Registered};
 pub use import::Import;
 pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive};
+pub use owned::{CudaOwned, Passing};
 pub use stream::{Event, Stream};
 pub use upload::{HostBytes, Upload};

@@ -3,6 +3,7 @@
 //! A face merges its sources (defaults, file, environment, flags) into one [`Config`]; nothing here knows where
 //! a value came from.
 
+use crate::network::{Network, Security, Tcp};
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -21,6 +22,17 @@ pub struct Config {
     pub pack: Pack,
     /// Replication.
     pub replicate: Replicate,
+    /// The `tcp` transport.
+    pub tcp: Tcp,
+    /// What protects channels between hosts.
+    pub security: Security,
+}
+
+impl Config {
+    /// Everything about the network.
+    pub fn network(&self) -> Network {
+        Network { tcp: self.tcp.clone(), security: self.security.clone() }
+    }
 }
 
 /// Logs, on stderr.
@@ -214,6 +226,12 @@ impl fmt::Display for Topology {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotASetting(String);
 
+impl NotASetting {
+    pub(crate) fn new(why: String) -> Self {
+        Self(why)
+    }
+}
+
 impl fmt::Display for NotASetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -381,7 +399,7 @@ as_text!(
 );
 
 /// A text, or a number as text: a file and an environment may write `16777216` for `16MiB`.
-fn text_or_number<'de, D: serde::Deserializer<'de>>(
+pub(crate) fn text_or_number<'de, D: serde::Deserializer<'de>>(
     d: D,
     expecting: &'static str,
 ) -> Result<String, D::Error> {
@@ -430,15 +448,15 @@ fn names<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<TransportName>, D
     d.deserialize_any(Visitor)
 }
 
-mod duration {
+pub(crate) mod duration {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
     use std::time::Duration;
 
-    pub(super) fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(&humantime::format_duration(*d))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(d)?;
         humantime::parse_duration(&text)
             .map_err(|e| D::Error::custom(format!("`{text}` is not a duration such as 30s or 5m: {e}")))

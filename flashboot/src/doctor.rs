@@ -5,6 +5,7 @@
 
 use crate::{
     config::{Memory, TRANSPORTS},
+    network::Network,
     registry::{Registry, Settings},
 };
 use flashboot_core::{ArenaSpec, Kind, Result, TransportName};
@@ -24,6 +25,8 @@ pub struct Request {
     pub device: Option<String>,
     /// Where a directory for sockets would be made.
     pub directory: PathBuf,
+    /// What crosses between hosts.
+    pub network: Network,
     /// How long all of it may take. What was not reached by then says so.
     pub timeout: Duration,
 }
@@ -152,7 +155,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
             if device.is_some() && devices.is_empty() && name != TransportName::Imex {
                 continue;
             }
-            memory.extend(served(name, device, &request.directory, until).await);
+            memory.extend(served(name, device, &request.directory, &request.network, until).await);
         }
         if name == TransportName::Imex {
             memory.iter_mut().for_each(|served| name_the_channel(served, &fabric_without_channel));
@@ -218,6 +221,7 @@ async fn served(
     name: TransportName,
     device: Option<&str>,
     directory: &Path,
+    network: &Network,
     until: Instant,
 ) -> Option<Served> {
     let settings = Settings {
@@ -225,6 +229,7 @@ async fn served(
         sockets: directory.join("flashboot-doctor"),
         memory: Memory::default(),
         device: device.map(str::to_owned),
+        network: network.clone(),
     };
     let mut memory = device.unwrap_or("host").to_owned();
     let registry = match Registry::standard(&settings) {

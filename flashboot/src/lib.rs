@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod doctor;
+pub mod network;
 pub mod registry;
 pub mod replicate;
 pub mod scratch;

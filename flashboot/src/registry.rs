@@ -3,10 +3,14 @@
 //! A backend joins by one `register` line in [`Registry::standard`]. `auto` tries imex, ipc, rdma and tcp in this
 //! order **for each pair**, of the kinds of memory at both ends, says why each was passed over, and never chooses the mock.
 
-use crate::config::{Choice, Memory, TRANSPORTS};
+use crate::{
+    config::{Choice, Memory, TRANSPORTS},
+    network::Network,
+};
 use async_trait::async_trait;
 use flashboot_backend_imex::{ImexConfig, ImexTransport};
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
+use flashboot_backend_tcp::{TcpConfig, TcpTransport};
 use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Location, Locator, MemoryKind, Mover, Readiness, Result,
     Transport, TransportName, check_served,
@@ -25,6 +29,8 @@ pub struct Settings {
     pub memory: Memory,
     /// The GPU whose memory is to be served and filled, by UUID, PCI address or `cuda:N`; `None`: host memory.
     pub device: Option<String>,
+    /// What crosses between hosts.
+    pub network: Network,
 }
 
 impl Settings {
@@ -44,6 +50,10 @@ fn ipc(settings: &Settings) -> IpcConfig {
 fn imex(settings: &Settings) -> ImexConfig {
     let config = ImexConfig::default();
     ImexConfig { device: settings.device.clone().unwrap_or_else(|| config.device.clone()), ..config }
+}
+
+fn tcp(settings: &Settings) -> TcpConfig {
+    settings.network.tcp(settings.device.as_deref())
 }
 
 type Pairs = [(MemoryKind, MemoryKind)];
@@ -119,6 +129,7 @@ impl Registry {
         let mut registry = Self::default();
         registry.register(ImexTransport::new(imex(settings)), imex);
         registry.register(IpcTransport::new(ipc(settings)).with_engine(engine), ipc);
+        registry.register(TcpTransport::new(tcp(settings)), tcp);
         Ok(registry)
     }
 
@@ -410,7 +421,12 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { sockets: "/nonexistent".into(), memory: Memory::default(), device: None }
+        Settings {
+            sockets: "/nonexistent".into(),
+            memory: Memory::default(),
+            device: None,
+            network: Network::default(),
+        }
     }
 
     #[tokio::test]

@@ -22,6 +22,7 @@ use rustix::{
 };
 use std::{
     fmt,
+    num::NonZeroU64,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
@@ -313,6 +314,55 @@ impl OwnedRange {
 
     pub(crate) fn file_id(&self) -> FileId {
         self.memory.file
+    }
+}
+
+impl OwnedRange {
+    /// Cuts the range into parts of `step` bytes (the last may be shorter), each for a writer of its own: several sockets
+    /// or threads that land bytes in place at once. The range is free again when the last part is dropped.
+    ///
+    /// An empty range has no parts and is free at once.
+    pub fn into_parts(self, step: NonZeroU64) -> Vec<OwnedPart> {
+        let whole = self.range();
+        let owner = Arc::new(self);
+        let mut parts = Vec::new();
+        let mut start = whole.start;
+        while start < whole.end {
+            let end = start.saturating_add(step.get()).min(whole.end);
+            parts.push(OwnedPart { owner: Arc::clone(&owner), range: ByteRange::new(start, end) });
+            start = end;
+        }
+        parts
+    }
+}
+
+/// Exclusive ownership of a part of an [`OwnedRange`] that was cut: no two parts share a byte.
+pub struct OwnedPart {
+    owner: Arc<OwnedRange>,
+    range: ByteRange,
+}
+
+impl OwnedPart {
+    /// The bytes owned.
+    pub fn range(&self) -> ByteRange {
+        self.range
+    }
+
+    /// The bytes, to be received or read into in place.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let len = usize::try_from(self.range.len()).unwrap_or(0);
+        let at = self.owner.memory.at(self.range.start);
+        // SAFETY: the part lies within the owned range, which `owner` keeps mapped, and keeps this process's other
+        // readers and writers out of by its claim, other processes' writes by the seals. `into_parts` gives each byte to
+        // one part, parts cannot be copied, nobody reaches the `OwnedRange` behind them any more, and `&mut self` makes
+        // the slice unique.
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    }
+}
+
+impl fmt::Debug for OwnedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedPart").field(&self.range).finish()
     }
 }
 

@@ -25,7 +25,7 @@ mod seals;
 mod stream;
 mod words;
 
-pub use arena::{HostArena, OwnedRange};
+pub use arena::{HostArena, OwnedPart, OwnedRange};
 pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
 pub use engine::{CopyEngine, CopyEngineConfig};
 pub use imported::{Expected, ImportedArena};

@@ -310,3 +310,29 @@ fn a_numa_node_is_bound_or_the_report_says_why_not() {
     let config = HostArenaConfig { numa_node: Some(u32::MAX), ..HostArenaConfig::default() };
     assert_eq!(HostArena::create(spec, &config).unwrap_err().kind(), Kind::Invalid);
 }
+
+#[test]
+fn parts_of_an_owned_range_are_disjoint_and_free_it_with_the_last() {
+    let (arena, _) =
+        HostArena::create(ArenaSpec { payload: 1000, shards: 1 }, &HostArenaConfig::default()).unwrap();
+    let whole = ByteRange::new(100, 900);
+    let mut parts = arena.own(whole).unwrap().into_parts(300.try_into().unwrap());
+    let ranges: Vec<_> = parts.iter().map(|part| part.range()).collect();
+    assert_eq!(ranges, [(100, 400), (400, 700), (700, 900)].map(|(start, end)| ByteRange::new(start, end)));
+    std::thread::scope(|scope| {
+        for (value, part) in (1u8..).zip(&mut parts) {
+            scope.spawn(move || part.as_mut_slice().fill(value));
+        }
+    });
+    let last = parts.pop();
+    drop(parts);
+    assert_eq!(arena.fill(ByteRange::new(899, 900), 0).unwrap_err().kind(), Kind::Busy);
+    assert!(!arena.is_free(ByteRange::new(100, 101)), "the range is owned until its last part goes");
+    drop(last);
+    let mut found = vec![0; 1000];
+    arena.copy_out(0, &mut found).unwrap();
+    for (range, value) in [(0..100, 0), (100..400, 1), (400..700, 2), (700..900, 3), (900..1000, 0)] {
+        assert!(found[range.clone()].iter().all(|byte| *byte == value), "{range:?}");
+    }
+    assert!(arena.own(ByteRange::new(5, 5)).unwrap().into_parts(1.try_into().unwrap()).is_empty());
+}

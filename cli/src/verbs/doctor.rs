@@ -8,7 +8,10 @@ use crate::{
     table::{Side, Table},
 };
 use clap::Args;
-use flashboot::doctor::{self, Diagnosis, Request};
+use flashboot::{
+    config::Config,
+    doctor::{self, Diagnosis, Request},
+};
 use std::{fmt::Write as _, process::ExitCode, time::Duration};
 
 /// A driver sets each GPU up at its first use, and takes its time.
@@ -24,10 +27,11 @@ pub(crate) struct DoctorArgs {
     timeout: Option<humantime::Duration>,
 }
 
-pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
     let request = Request {
         device: args.device.clone(),
         directory: run_directory(),
+        network: config.network(),
         timeout: args.timeout.map_or(TIMEOUT, Into::into),
     };
     let runtime = runtime(false)?;

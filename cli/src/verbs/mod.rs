@@ -52,7 +52,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
-        Verb::Doctor(args) => doctor::run(&args, output),
+        Verb::Doctor(args) => doctor::run(&args, config, output),
         Verb::Config(args) => config::run(&args, &settings, output),
         Verb::Worker(args) => worker::run(args),
     }

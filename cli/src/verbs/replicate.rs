@@ -13,11 +13,12 @@ use flashboot::{
     replicate::{self, CloneReport, Kill, Outcome, Report, Request, Source, Workers},
 };
 use flashboot_checkpoint::{Image, RankImage};
-use flashboot_core::{Error, TransportName};
+use flashboot_core::{ByteSize, Error, TransportName};
 use std::{
     ffi::OsString,
     fmt::Write as _,
     io::Write as _,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -76,6 +77,21 @@ pub(crate) struct ReplicateArgs {
     /// Threads that fault in and copy, at each rank [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
+    /// tcp: the address to listen at [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Option<IpAddr>,
+    /// tcp: connections over which a clone stripes what it reads [default: 4]
+    #[arg(long, value_name = "N")]
+    connections: Option<u32>,
+    /// tcp: the most bytes a second that one source sends, as 500MB [default: no bound]
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<ByteSize>,
+    /// auto (off on loopback only), on or off [default: auto]
+    #[arg(long, value_parser = ["auto", "on", "off"])]
+    tls: Option<String>,
+    /// A file of mode 0600 with the secret that seed and clones share
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
@@ -109,6 +125,12 @@ impl ReplicateArgs {
         into.text("replicate.stall", "--stall", self.stall.as_ref());
         into.text("replicate.setup_timeout", "--setup-timeout", self.setup_timeout.as_ref());
         into.text("replicate.transfer_timeout", "--transfer-timeout", self.transfer_timeout.as_ref());
+        into.text("tcp.bind", "--bind", self.bind.as_ref());
+        into.set("tcp.connections", "--connections", self.connections);
+        into.text("tcp.rate", "--rate", self.rate.as_ref());
+        into.set("security.tls", "--tls", self.tls.clone());
+        let token_file = self.token_file.as_ref().map(|path| path.display().to_string());
+        into.set("security.token_file", "--token-file", token_file);
         into.set("memory.pages", "--pages", self.pages.clone());
         into.set("memory.numa_node", "--numa-node", self.numa_node);
         into.set("memory.threads", "--threads", self.threads);
@@ -173,6 +195,7 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
         source,
         settings: config.replicate.clone(),
         memory: config.memory,
+        network: config.network(),
         kill,
         workers: Workers { program, args, directory: run_directory(), stderr: forward },
     };
@@ -225,7 +248,7 @@ pub(super) fn text(report: &Report) -> String {
         human::count(report.clones.len() as u64, "clone"),
         report.topology,
         report.transport,
-        flashboot_core::ByteSize(report.chunk_bytes),
+        ByteSize(report.chunk_bytes),
         proved(report),
     );
     let tail =

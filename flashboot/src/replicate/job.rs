@@ -3,6 +3,7 @@
 use super::{Kill, Request, chunk_bytes, invalid};
 use crate::{
     config::{Memory, Replicate},
+    network::Network,
     registry::PassedOver,
 };
 use flashboot_core::{
@@ -28,6 +29,7 @@ pub(crate) struct Job {
     pub(crate) digests: Vec<BlockDigest>,
     pub(crate) settings: Replicate,
     pub(crate) memory: Memory,
+    pub(crate) network: Network,
     /// UUIDs of the GPUs that hold the arenas, rank r's the r-th of them around; none: host memory.
     pub(crate) gpus: Vec<String>,
     pub(crate) kill: Option<Kill>,
@@ -52,7 +54,7 @@ mod any_path {
 
 impl Job {
     pub(crate) fn new(request: &Request, gpus: &[Device]) -> Result<Self> {
-        let Request { source, settings, memory, kill, .. } = request;
+        let Request { source, settings, memory, network, kill, .. } = request;
         let bytes = source.digests.payload();
         let gpus: Vec<String> = gpus.iter().map(|gpu| gpu.uuid().to_owned()).collect();
         let ranks = usize::try_from(settings.schedule().ranks()).unwrap_or(usize::MAX);
@@ -66,6 +68,7 @@ impl Job {
             digests: source.digests.values().to_vec(),
             settings: settings.clone(),
             memory: *memory,
+            network: network.clone(),
             gpus,
             kill: *kill,
         };

@@ -19,7 +19,10 @@ mod worker;
 pub use report::{CloneReport, Hop, Report, SeedReport};
 pub use worker::{WorkerArgs, worker};
 
-use crate::config::{Choice, Chunk, Devices, Memory, Replicate};
+use crate::{
+    config::{Choice, Chunk, Devices, Memory, Replicate},
+    network::Network,
+};
 use flashboot_core::{
     BLOCK, Digests, Error, Kind, Result, TransportName,
     schedule::{ChunkCosts, auto_chunk},
@@ -92,6 +95,8 @@ pub struct Request {
     pub settings: Replicate,
     /// The arenas.
     pub memory: Memory,
+    /// What crosses between hosts.
+    pub network: Network,
     /// A clone to lose on purpose.
     pub kill: Option<Kill>,
     /// How processes are started; unused with the mock.

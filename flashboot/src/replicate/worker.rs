@@ -104,6 +104,7 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
         sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
         memory: job.memory,
         device: job.gpu(args.rank).map(str::to_owned),
+        network: job.network.clone(),
     };
     let endpoints =
         Registry::standard(&settings)?.open(job.settings.transport, &job.settings.allow, &settings).await?;

@@ -13,9 +13,10 @@ use std::{
 pub(crate) const STAGE: &str = "conformance on the stand-in";
 
 /// Package and test target, and what `FLASHBOOT_REQUIRE` calls the transport.
-const SUITES: [(&str, &str, &str); 2] = [
+const SUITES: [(&str, &str, &str); 3] = [
     ("flashboot-backend-ipc", "conformance_cuda", "ipc-cuda"),
     ("flashboot-backend-imex", "conformance", "imex"),
+    ("flashboot-backend-tcp", "conformance_cuda", "tcp-cuda"),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<Outcome> {

@@ -1,0 +1,158 @@
+//! The reader's view of the source's words, over a connection of its own.
+
+use crate::{
+    error::{closed, frame_failed},
+    runtime::{Ended, handle},
+    wire::{Look, MAX_FRAME, Request, Seen},
+};
+use flashboot_channel::{Channel, frame};
+use flashboot_core::{Error, Generation, Kind, Observed, Result, ShardId};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    io::{ReadHalf, WriteHalf, split},
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout},
+};
+
+/// How long one question waits at the source; a longer look asks again, which also shows that the source answers.
+const ONE_LOOK: Duration = Duration::from_secs(2);
+/// How long the answer may be under way beyond that: a few retransmissions on a bad link.
+const UNDER_WAY: Duration = Duration::from_secs(5);
+/// The most questions that may wait to be sent.
+const QUEUE: usize = 32;
+
+/// A question and where its answer goes.
+#[derive(Debug)]
+struct Question {
+    shard: ShardId,
+    at_least: u64,
+    wait_ms: u32,
+    answer: oneshot::Sender<Seen>,
+}
+
+/// One hop's watch. Dropping it closes the connection.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    questions: mpsc::Sender<Question>,
+    /// Why there are no answers any more.
+    lost: Arc<OnceLock<Error>>,
+    peer: String,
+    _task: Ended<()>,
+}
+
+impl Watch {
+    pub(crate) fn new(channel: Channel) -> Result<Self> {
+        let peer = channel.peer().to_owned();
+        let (questions, asked) = mpsc::channel(QUEUE);
+        let lost = Arc::new(OnceLock::new());
+        let run = run(channel, asked, Arc::clone(&lost));
+        Ok(Self { questions, lost, peer, _task: Ended(handle()?.spawn(run)) })
+    }
+
+    /// As [`flashboot_core::Mover::observe`]. Needs a tokio runtime with time.
+    pub(crate) async fn look(
+        &self,
+        shard: ShardId,
+        at_least: u64,
+        wait: Duration,
+        ours: Generation,
+    ) -> Result<Observed> {
+        let began = Instant::now();
+        loop {
+            let left = wait.saturating_sub(began.elapsed());
+            let seen = self.ask(shard, at_least, left.min(ONE_LOOK)).await?;
+            let seen =
+                Observed { generation: Generation::from_word(seen.generation), progress: seen.progress };
+            if seen.progress >= at_least || seen.generation != Some(ours) || began.elapsed() >= wait {
+                return Ok(seen);
+            }
+        }
+    }
+
+    async fn ask(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Seen> {
+        let (answer, answered) = oneshot::channel();
+        // Rounded up, so that the last one does not become a storm of short ones.
+        let wait_ms = u32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
+        let question = Question { shard, at_least, wait_ms, answer };
+        let ask = async {
+            self.questions.send(question).await.ok()?;
+            answered.await.ok()
+        };
+        match timeout(wait.saturating_add(UNDER_WAY), ask).await {
+            Ok(Some(seen)) => Ok(seen),
+            Ok(None) => Err(self.lost()),
+            Err(_) => {
+                let detail = format!("the source does not answer a look, {UNDER_WAY:?} after it should have");
+                Err(Error::new(Kind::Stalled, "observe", detail).with_peer(&self.peer))
+            }
+        }
+    }
+
+    fn lost(&self) -> Error {
+        let gone = || closed("observe", "watching the source's words", &self.peer);
+        self.lost.get().cloned().unwrap_or_else(gone)
+    }
+}
+
+type Waiting = Mutex<HashMap<u32, oneshot::Sender<Seen>>>;
+
+async fn run(channel: Channel, mut asked: mpsc::Receiver<Question>, lost: Arc<OnceLock<Error>>) {
+    let peer = channel.peer().to_owned();
+    let (from, to) = split(channel);
+    let waiting = Waiting::default();
+    let error = carried(from, to, &mut asked, &waiting, &peer).await;
+    tracing::debug!(%error, "the watch on a source ended");
+    // Before the questions are dropped, by which whoever waits learns it. Nobody else sets it.
+    let _ = lost.set(error);
+}
+
+/// Carries questions and answers until the connection ends, and says why it did.
+async fn carried(
+    mut from: ReadHalf<Channel>,
+    mut to: WriteHalf<Channel>,
+    asked: &mut mpsc::Receiver<Question>,
+    waiting: &Waiting,
+    peer: &str,
+) -> Error {
+    let locked = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    let sending = async {
+        let mut id: u32 = 0;
+        while let Some(Question { shard, at_least, wait_ms, answer }) = asked.recv().await {
+            id = id.wrapping_add(1);
+            // Who has stopped waiting needs no place.
+            locked().retain(|_, answer| !answer.is_closed());
+            locked().insert(id, answer);
+            let look = Request::Look(Look { id, shard: shard.0, at_least, wait_ms });
+            if let Err(e) = frame::send(&mut to, &look.encode(), MAX_FRAME).await {
+                return frame_failed("observe", e, peer);
+            }
+        }
+        // Nobody can ask any more; the task is about to be ended.
+        std::future::pending().await
+    };
+    let receiving = async {
+        loop {
+            let seen = match frame::receive(&mut from, MAX_FRAME).await {
+                Ok(Some(frame)) => Seen::decode(&frame),
+                Ok(None) => return closed("observe", "watching the source's words", peer),
+                Err(e) => return frame_failed("observe", e, peer),
+            };
+            let seen = match seen {
+                Ok(seen) => seen,
+                Err(e) => return e.with_peer(peer),
+            };
+            if let Some(answer) = locked().remove(&seen.id) {
+                // It may have stopped waiting.
+                let _ = answer.send(seen);
+            }
+        }
+    };
+    tokio::select! {
+        error = sending => error,
+        error = receiving => error,
+    }
+}
