@@ -1,7 +1,7 @@
 //! How to open an endpoint.
 
 use crate::verbs::mtu_code;
-use flashboot_channel::{Host, Liveness, Security};
+use flashboot_channel::{Host, Liveness, SecurityConfig};
 use flashboot_core::{ByteSize, Error, Kind, Result};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -14,7 +14,7 @@ const SMALLEST_MESSAGE: u64 = 4 << 10;
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
 
 /// How to open an `rdma` endpoint.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
     /// Where the responder listens, for the one round trip in which a reader and its source exchange queue pairs. Port 0:
     /// the system chooses.
@@ -22,7 +22,7 @@ pub struct RdmaConfig {
     /// What readers are to dial; `None`: the address listened at.
     pub advertise: Option<Host>,
     /// What protects that round trip. The payload itself is never encrypted.
-    pub security: Security,
+    pub security: SecurityConfig,
     /// After how long a silent peer's control connection is taken for gone.
     pub liveness: Liveness,
     /// Devices by name, in order of preference. Empty: those with an active port, the nearest to the memory first.
@@ -73,7 +73,7 @@ impl Default for RdmaConfig {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
-            security: Security::default(),
+            security: SecurityConfig::default(),
             liveness: Liveness::default(),
             devices: Vec::new(),
             max_rails: 4,

@@ -77,7 +77,7 @@ pub(crate) async fn attach(
     })?;
     let config = &parts.config;
     let how = Dial { purpose: purpose()?, timeout, liveness: config.liveness };
-    let mut channel = flashboot_channel::dial(&endpoint, &config.security, how).await?;
+    let mut channel = flashboot_channel::dial(&endpoint, &parts.security, how).await?;
 
     let own = Arc::clone(&parts);
     let held = blocking(move || pairs(&own)).await.map_err(|e| e.with_peer(&peer))?;

@@ -13,7 +13,7 @@ use crate::{
     responder,
     verbs::Verbs,
 };
-use flashboot_channel::{Listen, Listener, Purpose};
+use flashboot_channel::{Listen, Listener, Purpose, Security};
 use flashboot_core::{Error, Kind, Result};
 use std::{fmt, sync::Arc, thread::JoinHandle};
 use tokio::sync::{oneshot, watch};
@@ -35,6 +35,7 @@ pub(crate) struct Parts {
     pub(crate) rails: Vec<Arc<Rail>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: RdmaConfig,
+    pub(crate) security: Security,
 }
 
 pub(crate) struct Endpoint {
@@ -48,6 +49,7 @@ impl Endpoint {
     /// Opens the devices and, if `listens`, the responder. Blocks for as long as the driver needs.
     pub(crate) fn open(verbs: &Arc<dyn Verbs>, config: &RdmaConfig, listens: bool) -> Result<Self> {
         config.check()?;
+        let security = Security::load(&config.security)?;
         let counters = Arc::new(Counters::default());
         let rails = open_all(verbs, config, &counters)?;
         for rail in &rails {
@@ -61,6 +63,7 @@ impl Endpoint {
             rails,
             counters,
             config: config.clone(),
+            security,
         });
         let (talk, address) = Talk::start(&parts, listens)?;
         Ok(Self { talk, parts, address })
@@ -159,7 +162,7 @@ async fn listen(parts: &Parts) -> Result<(Listener, String)> {
         liveness: config.liveness,
         ..Listen::new(purpose()?)
     };
-    let listener = Listener::bind(config.listen, &config.security, how).await?;
+    let listener = Listener::bind(config.listen, &parts.security, how).await?;
     let address = listener.endpoint(config.advertise.as_ref())?.to_string();
     Ok((listener, address))
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The guest's first program: loads soft-RoCE, joins two devices by a veth pair, runs /programs line by line, and ends the
+# The guest's first program: loads soft-RoCE, makes four devices, runs /programs line by line, and ends the
 # machine with the number of those that failed (at most 100), or 120 and up when the machine itself could not be set up.
 export PATH=/usr/bin:/bin HOME=/tmp TMPDIR=/tmp
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run
@@ -27,21 +27,28 @@ ulimit -l unlimited
 # By path: the shell's own applets come first, and busybox's `ip` knows less.
 ip=/usr/bin/ip
 $ip link set lo up
-$ip link add ve0 type veth peer name ve1 || end 121
-# Room for path MTU 4096 and its headers.
-$ip link set ve0 mtu 4200 up && $ip link set ve1 mtu 4200 up || end 121
-$ip addr add 10.77.0.1/24 dev ve0 && $ip addr add 10.77.0.2/24 dev ve1 || end 121
-# Both ends are in one namespace: without these routes the kernel would short-cut through lo.
-$ip rule add pref 100 lookup local && $ip rule del pref 0 || end 122
-$ip rule add pref 10 iif lo to 10.77.0.2 lookup 20 && $ip route add 10.77.0.2 dev ve0 src 10.77.0.1 table 20 || end 122
-$ip rule add pref 11 iif lo to 10.77.0.1 lookup 21 && $ip route add 10.77.0.1 dev ve1 src 10.77.0.2 table 21 || end 122
-for device in ve0 ve1 all; do
-    echo 1 >"/proc/sys/net/ipv4/conf/$device/accept_local"
-    echo 0 >"/proc/sys/net/ipv4/conf/$device/rp_filter"
-done
-$ip neigh replace 10.77.0.2 lladdr "$(cat /sys/class/net/ve1/address)" dev ve0 nud permanent
-$ip neigh replace 10.77.0.1 lladdr "$(cat /sys/class/net/ve0/address)" dev ve1 nud permanent
-/usr/bin/rdma link add rxe0 type rxe netdev ve0 && /usr/bin/rdma link add rxe1 type rxe netdev ve1 || end 123
+# Two links that fail apart, each a veth pair with a device at either end: rxe0 to rxe1, rxe2 to rxe3. Both ends are in one
+# namespace: without routes of their own the kernel would short-cut through lo.
+$ip rule add pref 100 lookup local && $ip rule del pref 0 || end 121
+join() { # near far subnet near-device far-device table
+    $ip link add "$1" type veth peer name "$2" || end 122
+    # Room for path MTU 4096 and its headers.
+    $ip link set "$1" mtu 4200 up && $ip link set "$2" mtu 4200 up || end 122
+    $ip addr add "$3.1/24" dev "$1" && $ip addr add "$3.2/24" dev "$2" || end 122
+    $ip rule add pref "$6" iif lo to "$3.2" lookup "$6" && $ip route add "$3.2" dev "$1" src "$3.1" table "$6" || end 122
+    $ip rule add pref "$(($6 + 1))" iif lo to "$3.1" lookup "$(($6 + 1))" &&
+        $ip route add "$3.1" dev "$2" src "$3.2" table "$(($6 + 1))" || end 122
+    for device in "$1" "$2" all; do
+        echo 1 >"/proc/sys/net/ipv4/conf/$device/accept_local"
+        echo 0 >"/proc/sys/net/ipv4/conf/$device/rp_filter"
+    done
+    $ip neigh replace "$3.2" lladdr "$(cat "/sys/class/net/$2/address")" dev "$1" nud permanent
+    $ip neigh replace "$3.1" lladdr "$(cat "/sys/class/net/$1/address")" dev "$2" nud permanent
+    /usr/bin/rdma link add "$4" type rxe netdev "$1" && /usr/bin/rdma link add "$5" type rxe netdev "$2" || end 123
+}
+join ve0 ve1 10.77.0 rxe0 rxe1 20
+join ve2 ve3 10.78.0 rxe2 rxe3 30
+chmod 666 /dev/infiniband/uverbs*
 
 failed=0
 cd /tmp
