@@ -43,7 +43,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     if !args.parts.is_empty() || args.command.is_some() {
         programs.retain(|program| args.parts.iter().any(|part| program.name == *part || program.name.starts_with(part.as_str())));
     }
-    if args.command.is_some() { programs.extend(plan::tests().into_iter().filter(|p| p.name == "conformance").map(plan::Program::idle)); }
+    if args.command.is_some() {
+        programs.extend(plan::tests().into_iter().map(plan::Program::idle));
+    }
     programs.extend(args.command.iter().map(|command| plan::Program::own(command)));
     let log = boot(workspace, &programs)?;
     if args.console {
