@@ -15,8 +15,12 @@ use crate::{
 };
 use flashboot_channel::{Listen, Listener, Purpose, Security};
 use flashboot_core::{Error, Kind, Result};
-use std::{fmt, sync::Arc, thread::JoinHandle};
-use tokio::sync::{oneshot, watch};
+use std::{
+    fmt,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+use tokio::sync::watch;
 
 /// What our channels are for, as the other end must say too.
 pub(crate) const PURPOSE: Option<Purpose> = Purpose::new("rdma");
@@ -103,14 +107,14 @@ struct Talk {
 
 impl Talk {
     fn start(parts: &Arc<Parts>, listens: bool) -> Result<(Self, Option<String>)> {
-        let (tell, told) = oneshot::channel();
+        let (tell, told) = mpsc::sync_channel(1);
         let (stop, stopped) = watch::channel(false);
         let parts = Arc::clone(parts);
         let thread = std::thread::Builder::new()
             .name("flashboot-talk".into())
             .spawn(move || talk(&parts, listens, tell, stopped))
             .map_err(|e| Error::new(Kind::Exhausted, "clone", format!("the responder's thread: {e}")))?;
-        let opened = told.blocking_recv().unwrap_or_else(|_| {
+        let opened = told.recv().unwrap_or_else(|_| {
             Err(Error::new(Kind::Exhausted, "clone", "the responder's thread ended at once"))
         });
         match opened {
@@ -125,7 +129,7 @@ impl Talk {
 
 type Opened = Result<(tokio::runtime::Handle, Option<String>)>;
 
-fn talk(parts: &Arc<Parts>, listens: bool, tell: oneshot::Sender<Opened>, mut stopped: watch::Receiver<bool>) {
+fn talk(parts: &Arc<Parts>, listens: bool, tell: mpsc::SyncSender<Opened>, mut stopped: watch::Receiver<bool>) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {

@@ -53,12 +53,15 @@ pub(crate) struct Lane {
 #[derive(Debug)]
 struct Posted {
     sequence: u32,
+    signalled: bool,
     what: What,
 }
 
 #[derive(Debug)]
 enum What {
     Payload { job: u64, message: Message },
+    /// Nothing but the end of what was posted before it.
+    Marker,
     /// One READ of a look; the last has the look.
     Words { slot: usize, look: Option<Look> },
 }
@@ -100,6 +103,23 @@ impl Lane {
         {
             // A device that is gone completes nothing more, and writes nothing either; what it owned stays owned.
             tracing::warn!(device = pair.device_name(), errno = e.errno, "a queue pair cannot be ended");
+        }
+    }
+
+    /// Whether its last request ends without anybody being told: a success of it makes no completion, and after a failure
+    /// nothing follows that would.
+    fn needs_marker(&self) -> bool {
+        self.failed.is_some() && self.pair.is_some() && self.posted.back().is_some_and(|last| !last.signalled)
+    }
+
+    /// Posts a request that is flushed at once; its completion is that of all before it. A queue that is full takes it
+    /// later.
+    fn mark(&mut self, hop: u32, at: usize) {
+        let request = self.request(hop, at, true);
+        let Some(pair) = &self.pair else { return };
+        // SAFETY: a READ of no bytes, on a queue pair that was ended.
+        if unsafe { pair.read(&[request]) }.is_ok() {
+            self.posted.push_back(Posted { sequence: request.id as u32, signalled: true, what: What::Marker });
         }
     }
 
@@ -180,7 +200,7 @@ impl Hop {
     /// Whether there is something to post and a lane to post it on.
     pub(crate) fn can_post(&self) -> bool {
         let payload = self.jobs.iter().any(Job::has_more) && self.lanes.iter().any(|lane| lane.room() > 0);
-        payload || !self.looks.is_empty()
+        payload || !self.looks.is_empty() || self.lanes.iter().any(Lane::needs_marker)
     }
 
     /// Stops a pull: nothing more is posted of it.
@@ -381,9 +401,11 @@ impl Hop {
                         counters.most_in_flight.at_least(u64::from(total));
                     }
                     What::Words { .. } => counters.looks_posted.add(1),
+                    What::Marker => {}
                 }
                 counters.reads_signalled.add(u64::from(request.signalled));
-                lane.posted.push_back(Posted { sequence: request.id as u32, what });
+                let (sequence, signalled) = (request.id as u32, request.signalled);
+                lane.posted.push_back(Posted { sequence, signalled, what });
             } else {
                 release(lane, &mut self.jobs, what, None, shared);
             }
@@ -425,6 +447,12 @@ impl Hop {
 
     /// Ends what has ended: lanes, then pulls. `false`: the hop itself has.
     pub(crate) fn settle(&mut self, shared: &mut Shared) -> bool {
+        let hop = self.id;
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.needs_marker() {
+                lane.mark(hop, at);
+            }
+        }
         let quiet_and_closed = self.closing && self.jobs.is_empty() && self.looks.is_empty() && !self.is_busy();
         for lane in &mut self.lanes {
             if lane.posted.is_empty() && (lane.failed.is_some() || quiet_and_closed)
@@ -490,6 +518,7 @@ fn release(lane: &mut Lane, jobs: &mut [Job], what: What, outcome: Option<()>, s
                 });
             }
         }
+        What::Marker => {}
         What::Words { slot, look } => {
             lane.words_posted = lane.words_posted.saturating_sub(1);
             let Some(look) = look else { return };

@@ -61,7 +61,7 @@ pub(crate) fn tests() -> Vec<Program> {
 
 /// What `cargo xtask rdma-vm --bench` runs.
 pub(crate) fn benches() -> Vec<Program> {
-    Vec::new()
+    vec![Program::new("bench", 500, ("flashboot-backend-rdma", "example", "bench_read"), "bench_read")]
 }
 
 /// `/programs`, as the guest reads it.
