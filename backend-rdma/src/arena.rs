@@ -27,8 +27,9 @@ impl Served {
             return Ok(Self::Host(host));
         }
         CudaArena::from_arena(arena).map(Self::Gpu).ok_or_else(|| {
-            let detail =
-                format!("{arena:?} is neither a host arena of flashboot-memory nor a GPU arena of flashboot-cuda");
+            let detail = format!(
+                "{arena:?} is neither a host arena of flashboot-memory nor a GPU arena of flashboot-cuda"
+            );
             Error::new(Kind::Invalid, "rdma", detail).with_remedy("allow another transport for this arena")
         })
     }

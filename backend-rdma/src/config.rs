@@ -102,9 +102,8 @@ impl Default for RdmaConfig {
 impl RdmaConfig {
     /// Refuses what no device can do.
     pub(crate) fn check(&self) -> Result<()> {
-        let invalid = |detail: String, remedy: &str| {
-            Err(Error::new(Kind::Invalid, "rdma", detail).with_remedy(remedy))
-        };
+        let invalid =
+            |detail: String, remedy: &str| Err(Error::new(Kind::Invalid, "rdma", detail).with_remedy(remedy));
         let message = self.message.0;
         if !message.is_power_of_two() || !(SMALLEST_MESSAGE..=1 << 30).contains(&message) {
             return invalid(

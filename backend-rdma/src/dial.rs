@@ -18,11 +18,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{
-    io::AsyncReadExt as _,
-    sync::oneshot,
-    task::spawn_blocking,
-};
+use tokio::{io::AsyncReadExt as _, sync::oneshot, task::spawn_blocking};
 
 /// A connection that its source keeps our queue pairs for; dropping it lets the source have them back.
 #[derive(Debug)]
@@ -72,9 +68,9 @@ pub(crate) async fn attach(
 ) -> Result<Attachment> {
     let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
     let peer = locator.endpoint.clone();
-    let endpoint: Endpoint = peer.parse().map_err(|e| {
-        Error::new(Kind::Mismatch, "import", format!("the locator's endpoint: {e}"))
-    })?;
+    let endpoint: Endpoint = peer
+        .parse()
+        .map_err(|e| Error::new(Kind::Mismatch, "import", format!("the locator's endpoint: {e}")))?;
     let config = &parts.config;
     let how = Dial { purpose: purpose()?, timeout, liveness: config.liveness };
     let mut channel = flashboot_channel::dial(&endpoint, &parts.security, how).await?;
@@ -109,9 +105,7 @@ pub(crate) async fn attach(
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    spawn_blocking(work)
-        .await
-        .map_err(|_| Error::new(Kind::Cancelled, "import", "the endpoint is closed"))?
+    spawn_blocking(work).await.map_err(|_| Error::new(Kind::Cancelled, "import", "the endpoint is closed"))?
 }
 
 /// A queue pair on every device whose port is up.
@@ -170,7 +164,9 @@ fn connect(
         }
     }
     if lanes.is_empty() {
-        return Err(last.unwrap_or_else(|| Error::new(Kind::Protocol, "import", "the exporter named no queue pair")));
+        return Err(
+            last.unwrap_or_else(|| Error::new(Kind::Protocol, "import", "the exporter named no queue pair"))
+        );
     }
     Ok(lanes)
 }
@@ -194,9 +190,11 @@ fn watch(mut channel: Channel) -> (Gone, Link) {
 /// Reads the header over every lane at once; lanes that fail are dropped by the engine, as long as one works.
 async fn check_headers(attachment: &Attachment, locator: &Locator, lanes: usize) -> Result<()> {
     let Attachment { engine, hop, peer, .. } = attachment;
-    let at = control::offset(locator.payload).filter(|at| at.checked_add(control::size(1)).is_some_and(|end| end <= locator.capacity));
+    let at = control::offset(locator.payload)
+        .filter(|at| at.checked_add(control::size(1)).is_some_and(|end| end <= locator.capacity));
     let Some(at) = at else {
-        let detail = format!("{} bytes of payload and a control block in {} bytes", locator.payload, locator.capacity);
+        let detail =
+            format!("{} bytes of payload and a control block in {} bytes", locator.payload, locator.capacity);
         return Err(Error::new(Kind::Corrupt, "import", detail).with_peer(peer));
     };
     let mut looks = Vec::new();
@@ -206,7 +204,8 @@ async fn check_headers(attachment: &Attachment, locator: &Locator, lanes: usize)
         let (engine, hop) = (engine.clone(), *hop);
         looks.push(tokio::spawn(async move { engine.look(hop, words, Some(lane)).await }));
     }
-    let mut outcome = Err(Error::new(Kind::SourceLost, "import", "no queue pair reads the peer").with_peer(peer));
+    let mut outcome =
+        Err(Error::new(Kind::SourceLost, "import", "no queue pair reads the peer").with_peer(peer));
     for look in looks {
         let Ok(looked) = look.await else { continue };
         match looked {
@@ -219,8 +218,10 @@ async fn check_headers(attachment: &Attachment, locator: &Locator, lanes: usize)
                     return Err(Error::new(Kind::Mismatch, "import", detail).with_peer(peer));
                 }
                 if generation != locator.generation.word() {
-                    let detail =
-                        format!("the arena holds generation {generation:016x}, the locator names {}", locator.generation);
+                    let detail = format!(
+                        "the arena holds generation {generation:016x}, the locator names {}",
+                        locator.generation
+                    );
                     return Err(Error::new(Kind::StaleGeneration, "import", detail)
                         .with_peer(peer)
                         .with_remedy("fetch a fresh locator from the exporter"));

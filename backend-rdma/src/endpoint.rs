@@ -129,7 +129,12 @@ impl Talk {
 
 type Opened = Result<(tokio::runtime::Handle, Option<String>)>;
 
-fn talk(parts: &Arc<Parts>, listens: bool, tell: mpsc::SyncSender<Opened>, mut stopped: watch::Receiver<bool>) {
+fn talk(
+    parts: &Arc<Parts>,
+    listens: bool,
+    tell: mpsc::SyncSender<Opened>,
+    mut stopped: watch::Receiver<bool>,
+) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {

@@ -19,11 +19,13 @@ pub(crate) fn failed(error: VerbsError, device: &str, port: Option<u8>, doing: &
         ENODEV => Error::new(Kind::Unavailable, error.call, format!("{place} is not there (any more)"))
             .with_code(Code::Errno(ENODEV))
             .with_remedy("look at `rdma link` and at rdma.devices"),
-        ENETUNREACH | EHOSTUNREACH | ETIMEDOUT => {
-            Error::new(Kind::SourceLost, error.call, format!("{doing} on {place}: the peer's address is not reached"))
-                .with_code(Code::Errno(error.errno))
-                .with_remedy("check that both hosts are on one fabric, and rdma.devices and rdma.gid_index")
-        }
+        ENETUNREACH | EHOSTUNREACH | ETIMEDOUT => Error::new(
+            Kind::SourceLost,
+            error.call,
+            format!("{doing} on {place}: the peer's address is not reached"),
+        )
+        .with_code(Code::Errno(error.errno))
+        .with_remedy("check that both hosts are on one fabric, and rdma.devices and rdma.gid_index"),
         _ if made.kind() == Kind::Permission => {
             made.with_remedy("let this user open /dev/infiniband/uverbs*")
         }
@@ -75,9 +77,7 @@ pub(crate) fn completed(status: Status, vendor: u32, device: &str, port: u8, pee
         Status::LOCAL_PROTECTION => {
             (Kind::Io, "our own memory is not registered as it should be", "report this defect")
         }
-        Status::FLUSHED => {
-            (Kind::SourceLost, "the queue pair was ended", "go on from another source")
-        }
+        Status::FLUSHED => (Kind::SourceLost, "the queue pair was ended", "go on from another source"),
         _ => (Kind::Io, "the READ failed", "look at the kernel's log"),
     };
     Error::new(kind, "RDMA READ", format!("{what}: {status} on {place} (vendor code {vendor:#x})"))

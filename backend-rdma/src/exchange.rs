@@ -7,8 +7,8 @@ use crate::{
     dial::{Attachment, attach},
     endpoint::Endpoint,
     mover::RdmaMover,
-    registry::Offer,
     regions::Registration,
+    registry::Offer,
     verbs::Verbs,
 };
 use async_trait::async_trait;

@@ -138,7 +138,8 @@ fn check_blocks(payload: u64, pull: Pull, block: u64) -> Result<()> {
     if whole {
         return Ok(());
     }
-    let detail =
-        format!("bytes {range} do not begin and end at blocks of {block} bytes or the payload's end {payload}");
+    let detail = format!(
+        "bytes {range} do not begin and end at blocks of {block} bytes or the payload's end {payload}"
+    );
     Err(Error::new(Kind::Invalid, "pull", detail))
 }

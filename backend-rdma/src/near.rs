@@ -52,17 +52,16 @@ mod tests {
 
     #[test]
     fn the_nic_under_the_same_bridge_comes_first_then_that_of_the_node() {
-        let place = |path: &str, node| Place {
-            numa_node: node,
-            path: path.split('/').map(str::to_owned).collect(),
-        };
+        let place =
+            |path: &str, node| Place { numa_node: node, path: path.split('/').map(str::to_owned).collect() };
         let gpu = place("sys/pci0/a/b/gpu", Some(0));
         let mut devices = vec![
             ("mlx5_2".to_owned(), place("sys/pci1/c/d/nic", Some(1))),
             ("mlx5_1".to_owned(), place("sys/pci0/x/nic", Some(0))),
             ("mlx5_0".to_owned(), place("sys/pci0/a/b/nic", Some(0))),
         ];
-        let names = |devices: &[(String, Place)]| devices.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let names =
+            |devices: &[(String, Place)]| devices.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         sort(&mut devices, Some(&gpu), None);
         assert_eq!(names(&devices), ["mlx5_0", "mlx5_1", "mlx5_2"]);
         sort(&mut devices, None, Some(1));

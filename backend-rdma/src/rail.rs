@@ -58,7 +58,8 @@ pub(crate) fn open_all(
     let names = if named {
         config.devices.clone()
     } else {
-        let mut placed: Vec<_> = found.into_iter().map(|name| (name.clone(), Place::of_device(&name))).collect();
+        let mut placed: Vec<_> =
+            found.into_iter().map(|name| (name.clone(), Place::of_device(&name))).collect();
         let near = config.near_pci.as_deref().map(Place::of_pci);
         near::sort(&mut placed, near.as_ref(), config.numa_node);
         placed.into_iter().map(|(name, _)| name).collect()

@@ -22,12 +22,16 @@ pub(crate) struct Registration {
 impl Registration {
     /// The keys by which our own requests write the arena's regions.
     pub(crate) fn local_keys(&self, rail: usize) -> Vec<u32> {
-        self.regions.get(rail).map_or_else(Vec::new, |regions| regions.iter().map(Region::local_key).collect())
+        self.regions
+            .get(rail)
+            .map_or_else(Vec::new, |regions| regions.iter().map(Region::local_key).collect())
     }
 
     /// The keys by which peers read them.
     pub(crate) fn remote_keys(&self, rail: usize) -> Vec<u32> {
-        self.regions.get(rail).map_or_else(Vec::new, |regions| regions.iter().map(Region::remote_key).collect())
+        self.regions
+            .get(rail)
+            .map_or_else(Vec::new, |regions| regions.iter().map(Region::remote_key).collect())
     }
 }
 
@@ -41,7 +45,12 @@ pub(crate) struct Regions {
 
 impl Regions {
     /// The registration of `arena`, made if it is the first time. Blocks for as long as the driver needs to pin the pages.
-    pub(crate) fn of(&self, arena: &Served, rails: &[Arc<Rail>], counters: &Counters) -> Result<Arc<Registration>> {
+    pub(crate) fn of(
+        &self,
+        arena: &Served,
+        rails: &[Arc<Rail>],
+        counters: &Counters,
+    ) -> Result<Arc<Registration>> {
         self.sweep();
         let seen = arena.downgrade();
         let slot = {
@@ -133,6 +142,8 @@ fn gpu_region(gpu: &flashboot_cuda::CudaArena, rail: &Rail, extent: Extent) -> R
         let code = second.code().or(first.code());
         let both = Error::new(Kind::Unavailable, "ibv_reg_dmabuf_mr", format!("{first}; {second}"));
         let both = code.map_or(both.clone(), |code| both.with_code(code));
-        both.with_remedy("use the GPU's open kernel modules (dma-buf, Linux 5.12 or later), or load nvidia-peermem")
+        both.with_remedy(
+            "use the GPU's open kernel modules (dma-buf, Linux 5.12 or later), or load nvidia-peermem",
+        )
     })
 }

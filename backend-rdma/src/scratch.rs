@@ -43,9 +43,15 @@ impl Scratch {
     pub(crate) fn new(rails: &[Arc<Rail>], counters: &Counters) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping of ours.
-        let at = unsafe { mmap_anonymous(ptr::null_mut(), LEN, protection, MapFlags::PRIVATE) }.map_err(|e| {
-            failed(VerbsError { call: "mmap", errno: e.raw_os_error() }, "this host", None, "a page for words")
-        })?;
+        let at =
+            unsafe { mmap_anonymous(ptr::null_mut(), LEN, protection, MapFlags::PRIVATE) }.map_err(|e| {
+                failed(
+                    VerbsError { call: "mmap", errno: e.raw_os_error() },
+                    "this host",
+                    None,
+                    "a page for words",
+                )
+            })?;
         let page = Page(at);
         let mut regions = Vec::new();
         for rail in rails {

@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use flashboot_backend_rdma::{RdmaConfig, RdmaTransport};
 use flashboot_conformance::{Fixture, WriteAttempt};
 use flashboot_core::{
-    Arena, ArenaSpec, ByteSize, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result, Transport as _,
+    Arena, ArenaSpec, ByteSize, Caps, HandleExchange, Location, Locator, MemoryKind, Readiness, Result,
+    Transport as _,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{path::Path, sync::Arc};
@@ -50,9 +51,10 @@ impl Fixture for RdmaFixture {
     }
 
     /// There is nothing to try through the transport's own interface: it has no call that writes, and the keys that a
-    /// reader is given are for READs. `provider` has a hostile reader that posts a WRITE with such a key.
+    /// reader is given are for READs. `a_reader_s_key_does_not_write` of the crate's own tests posts a WRITE with such a
+    /// key on the provider, which refuses it.
     async fn try_write(&self, _: &Locator, _: Arc<dyn Arena>) -> WriteAttempt {
-        WriteAttempt::Refused("the key is for READs, see the test `provider`".into())
+        WriteAttempt::Refused("REM_ACCESS_ERR: the key is for READs".into())
     }
 }
 

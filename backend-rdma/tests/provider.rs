@@ -219,7 +219,10 @@ async fn what_is_not_there_is_named() {
     let (kind, said) = open(config(&["mlx9_9"])).await;
     assert!(kind == Kind::Unavailable && said.contains("mlx9_9"), "{said}");
     let (kind, said) = open(RdmaConfig { gid_index: Some(200), ..config(&["rxe0"]) }).await;
-    assert!(kind == Kind::Unavailable && said.contains("index 200") && said.contains("rxe0 port 1"), "{said}");
+    assert!(
+        kind == Kind::Unavailable && said.contains("index 200") && said.contains("rxe0 port 1"),
+        "{said}"
+    );
     let (kind, said) = open(RdmaConfig { port: Some(9), ..config(&["rxe0"]) }).await;
     assert!(kind != Kind::Invalid && said.contains("rxe0 port 9"), "{said}");
     ip("link set ve2 down");

@@ -8,8 +8,8 @@ use flashboot_backend_ipc::{IpcConfig, IpcTransport};
 use flashboot_backend_rdma::{RdmaConfig, RdmaTransport};
 use flashboot_backend_tcp::{TcpConfig, TcpTransport};
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, Digests, Error, Generation, Geometry, HandleExchange, Locator, Mover, PeerId,
-    Readiness, Result, ShardId, Transport as _, TransportName, digest,
+    Arena, ArenaSpec, ByteRange, Digests, Error, Generation, Geometry, HandleExchange, Locator, Mover,
+    PeerId, Readiness, Result, ShardId, Transport as _, TransportName, digest,
     replica::{Assignment, Policy},
     schedule::Schedule,
 };
@@ -125,7 +125,8 @@ async fn rank(rank: usize, folder: &Path) {
         let transport = HOPS[rank - 1];
         assert_eq!(locator.transport, transport);
         let exchange = open(transport, rank, folder).await;
-        let values = blocks().map(|(index, range)| digest::block(&geometry(), index, &bytes(range))).collect();
+        let values =
+            blocks().map(|(index, range)| digest::block(&geometry(), index, &bytes(range))).collect();
         let schedule = Schedule::Chain { clones: HOPS.len() as u32 };
         let job = Job {
             arena: Arc::clone(&arena),

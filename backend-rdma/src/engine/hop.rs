@@ -59,15 +59,27 @@ struct Posted {
 
 #[derive(Debug)]
 enum What {
-    Payload { job: u64, message: Message },
+    Payload {
+        job: u64,
+        message: Message,
+    },
     /// Nothing but the end of what was posted before it.
     Marker,
     /// One READ of a look; the last has the look.
-    Words { slot: usize, look: Option<Look> },
+    Words {
+        slot: usize,
+        look: Option<Look>,
+    },
 }
 
 impl Lane {
-    pub(crate) fn new(rail: usize, pair: Pair, window: Window, remote_keys: Vec<u32>, local_keys: Vec<u32>) -> Self {
+    pub(crate) fn new(
+        rail: usize,
+        pair: Pair,
+        window: Window,
+        remote_keys: Vec<u32>,
+        local_keys: Vec<u32>,
+    ) -> Self {
         Self {
             rail,
             pair: Some(pair),
@@ -119,7 +131,11 @@ impl Lane {
         let Some(pair) = &self.pair else { return };
         // SAFETY: a READ of no bytes, on a queue pair that was ended.
         if unsafe { pair.read(&[request]) }.is_ok() {
-            self.posted.push_back(Posted { sequence: request.id as u32, signalled: true, what: What::Marker });
+            self.posted.push_back(Posted {
+                sequence: request.id as u32,
+                signalled: true,
+                what: What::Marker,
+            });
         }
     }
 
@@ -301,7 +317,9 @@ impl Hop {
     fn take_looks(&mut self, batches: &mut [Vec<(ReadRequest, What)>], shared: &mut Shared) {
         let mut waiting = std::mem::take(&mut self.looks);
         while let Some(look) = waiting.pop_front() {
-            let fits = |lane: &Lane| lane.is_up() && lane.words_posted + look.words.reads().len() as u32 <= LOOK_ROOM;
+            let fits = |lane: &Lane| {
+                lane.is_up() && lane.words_posted + look.words.reads().len() as u32 <= LOOK_ROOM
+            };
             let lane = match look.lane {
                 Some(at) => self.lanes.get(at).is_some_and(fits).then_some(at),
                 None => self.lanes.iter().position(fits),
@@ -453,9 +471,11 @@ impl Hop {
                 lane.mark(hop, at);
             }
         }
-        let quiet_and_closed = self.closing && self.jobs.is_empty() && self.looks.is_empty() && !self.is_busy();
+        let quiet_and_closed =
+            self.closing && self.jobs.is_empty() && self.looks.is_empty() && !self.is_busy();
         for lane in &mut self.lanes {
-            if lane.posted.is_empty() && (lane.failed.is_some() || quiet_and_closed)
+            if lane.posted.is_empty()
+                && (lane.failed.is_some() || quiet_and_closed)
                 && let Some(pair) = lane.pair.take()
             {
                 if lane.failed.is_some() && !self.closing {
@@ -482,7 +502,10 @@ impl Hop {
         for job in ended {
             finish(job, shared);
         }
-        !(self.closing && self.jobs.is_empty() && self.looks.is_empty() && !self.is_busy()
+        !(self.closing
+            && self.jobs.is_empty()
+            && self.looks.is_empty()
+            && !self.is_busy()
             && self.lanes.iter().all(|lane| lane.pair.is_none()))
     }
 
@@ -493,7 +516,8 @@ impl Hop {
             None => self.lanes.iter().find_map(of),
         };
         why.unwrap_or_else(|| {
-            Error::new(Kind::SourceLost, "RDMA READ", "no queue pair of the hop is left").with_peer(&self.peer)
+            Error::new(Kind::SourceLost, "RDMA READ", "no queue pair of the hop is left")
+                .with_peer(&self.peer)
         })
     }
 }

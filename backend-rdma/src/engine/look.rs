@@ -12,7 +12,8 @@ impl Words {
     /// `None` when they are none, or more than a slot has.
     pub(crate) fn new(reads: &[(u64, u32)]) -> Option<Self> {
         let total: u32 = reads.iter().map(|(_, words)| *words).sum();
-        let fits = !reads.is_empty() && (total as usize) <= WORDS && reads.len() <= crate::rail::LOOK_ROOM as usize;
+        let fits =
+            !reads.is_empty() && (total as usize) <= WORDS && reads.len() <= crate::rail::LOOK_ROOM as usize;
         fits.then(|| Self(reads.to_vec()))
     }
 

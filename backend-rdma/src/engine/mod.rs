@@ -12,15 +12,20 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use crate::{config::RdmaConfig, counters::Counters, rail::Rail, scratch::{SLOTS, Scratch, WORDS}};
+use crate::{
+    config::RdmaConfig,
+    counters::Counters,
+    rail::Rail,
+    scratch::{SLOTS, Scratch, WORDS},
+};
 use async_trait::async_trait;
 use flashboot_core::{Error, InFlight, Kind, Landed, Result};
-pub(crate) use hop::{Hop, Lane};
 use hop::Shared;
+pub(crate) use hop::{Hop, Lane};
 use job::Job;
 pub(crate) use landing::Landing;
-pub(crate) use look::Words;
 use look::Look;
+pub(crate) use look::Words;
 use plan::Cutter;
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
@@ -61,9 +66,8 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn start(rails: Vec<Arc<Rail>>, config: &RdmaConfig, counters: Arc<Counters>) -> Result<Self> {
-        let exhausted = |what: &str, e: &dyn fmt::Display| {
-            Error::new(Kind::Exhausted, "clone", format!("{what}: {e}"))
-        };
+        let exhausted =
+            |what: &str, e: &dyn fmt::Display| Error::new(Kind::Exhausted, "clone", format!("{what}: {e}"));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(config.hash_threads.unwrap_or(cores).max(1))

@@ -66,7 +66,10 @@ impl Run {
         }
         if !self.hops.is_empty() {
             // A device that reports nothing may still write: what it was given stays as it is, for ever.
-            tracing::error!(hops = self.hops.len(), "queue pairs did not become quiet; their memory stays owned");
+            tracing::error!(
+                hops = self.hops.len(),
+                "queue pairs did not become quiet; their memory stays owned"
+            );
             std::mem::forget(self);
         }
     }
@@ -154,16 +157,21 @@ impl Run {
                     Event::PortUp(p) if p == rail.port() => rail.set_down(false),
                     Event::PortDown(p) if p == rail.port() => {
                         rail.set_down(true);
-                        let error = Error::new(Kind::SourceLost, "ibv_get_async_event", format!("{port} went down"))
-                            .with_remedy("look at the cable, the switch and `ip link`");
+                        let error =
+                            Error::new(Kind::SourceLost, "ibv_get_async_event", format!("{port} went down"))
+                                .with_remedy("look at the cable, the switch and `ip link`");
                         for hop in self.hops.values_mut() {
                             hop.rail_down(number, &error);
                         }
                     }
                     Event::DeviceFatal | Event::QueueLost => {
-                        let what = if event == Event::QueueLost { "its completion queue overran" } else { "it is beyond use" };
-                        let error =
-                            Error::new(Kind::Io, "ibv_get_async_event", format!("{port}: {what}")).with_code(Code::Errno(5));
+                        let what = if event == Event::QueueLost {
+                            "its completion queue overran"
+                        } else {
+                            "it is beyond use"
+                        };
+                        let error = Error::new(Kind::Io, "ibv_get_async_event", format!("{port}: {what}"))
+                            .with_code(Code::Errno(5));
                         rail.set_down(true);
                         self.lose_rail(number, &error);
                     }
@@ -195,7 +203,12 @@ impl Run {
     /// Sleeps until something happens: a command, a completion, an event, the end of a cancelled pull's time.
     fn sleep(&mut self) {
         let now = Instant::now();
-        let next = self.hops.values().filter_map(|hop| hop.next_deadline(self.shared.grace)).chain(self.stop_by).min();
+        let next = self
+            .hops
+            .values()
+            .filter_map(|hop| hop.next_deadline(self.shared.grace))
+            .chain(self.stop_by)
+            .min();
         let wait = next.map(|at| at.saturating_duration_since(now) + Duration::from_micros(1));
         let busy = self.busy();
         let rails = self.shared.rails.clone();

@@ -6,7 +6,8 @@ use crate::{
     verbs::{Event, Status, fake::Fake},
 };
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, Kind, Landed, Mover, Pull, ShardId, digest,
+    Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, Kind,
+    Landed, Mover, Pull, ShardId, digest,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{sync::Arc, time::Duration};

@@ -21,9 +21,13 @@ impl Device {
         let context = verbs.open(name)?;
         let rest = || Ok((verbs.limits(context)?, verbs.domain(context)?));
         match rest() {
-            Ok((limits, domain)) => {
-                Ok(Arc::new(Self { verbs: Arc::clone(verbs), context, domain, name: name.to_owned(), limits }))
-            }
+            Ok((limits, domain)) => Ok(Arc::new(Self {
+                verbs: Arc::clone(verbs),
+                context,
+                domain,
+                name: name.to_owned(),
+                limits,
+            })),
             Err(e) => {
                 // The first error is the one to tell.
                 let _ = verbs.close(context);

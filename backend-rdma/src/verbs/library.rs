@@ -182,7 +182,8 @@ fn gid_bytes(words: [u64; 2]) -> [u8; 16] {
 }
 
 pub(super) fn gid_words(bytes: [u8; 16]) -> [u64; 2] {
-    let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
+    let word =
+        |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
     [word(0), word(8)]
 }
 
@@ -216,7 +217,9 @@ impl Library {
             let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
             let kind = match fs::read_to_string(path).unwrap_or_default().trim() {
                 "RoCE v2" => GidKind::RoceV2,
-                "IB/RoCE v1" if fs::metadata(format!("/sys/class/infiniband/{device}/device/net")).is_ok() => {
+                "IB/RoCE v1"
+                    if fs::metadata(format!("/sys/class/infiniband/{device}/device/net")).is_ok() =>
+                {
                     GidKind::RoceV1
                 }
                 _ => GidKind::Infiniband,
@@ -284,7 +287,8 @@ impl Verbs for Library {
         // SAFETY: the context's descriptor, which lives as long as it.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         // Events are looked for, never waited for.
-        let flags = rustix::fs::fcntl_getfl(fd).and_then(|f| rustix::fs::fcntl_setfl(fd, f | rustix::fs::OFlags::NONBLOCK));
+        let flags = rustix::fs::fcntl_getfl(fd)
+            .and_then(|f| rustix::fs::fcntl_setfl(fd, f | rustix::fs::OFlags::NONBLOCK));
         if let Err(e) = flags {
             let _ = self.close(Handle(context.cast()));
             return Err(VerbsError { call: "fcntl", errno: e.raw_os_error() });
@@ -340,7 +344,9 @@ impl Verbs for Library {
     fn event(&self, context: Handle) -> Call<Option<Event>> {
         let mut event = sys::AsyncEvent::default();
         // SAFETY: an open context and room for its answer; its descriptor does not block.
-        match zero("ibv_get_async_event", unsafe { (self.symbols.get_async_event)(context.0, &raw mut event) }) {
+        match zero("ibv_get_async_event", unsafe {
+            (self.symbols.get_async_event)(context.0, &raw mut event)
+        }) {
             Ok(()) => {}
             Err(VerbsError { errno: EAGAIN, .. }) => return Ok(None),
             Err(e) => return Err(e),
@@ -378,7 +384,9 @@ impl Verbs for Library {
         address: u64,
     ) -> Call<Registered> {
         let call = "ibv_reg_dmabuf_mr";
-        let Some(register) = self.symbols.reg_dmabuf_mr else { return Err(VerbsError { call, errno: ENOSYS }) };
+        let Some(register) = self.symbols.reg_dmabuf_mr else {
+            return Err(VerbsError { call, errno: ENOSYS });
+        };
         let len = usize::try_from(len).map_err(|_| VerbsError { call, errno: EINVAL })?;
         let access = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_READ;
         // SAFETY: the caller's promise about what the descriptor is of; the library takes what it needs of it.
@@ -492,34 +500,41 @@ impl Verbs for Library {
     }
 
     unsafe fn read(&self, pair: Handle, requests: &[ReadRequest]) -> Result<(), Refused> {
-        let call = "ibv_post_send";
-        let refused = |accepted, errno| Refused { accepted, error: VerbsError { call, errno } };
-        let pair: *mut sys::Qp = pair.0.cast();
-        // SAFETY: a live pair.
-        let context = unsafe { (*pair).context };
-        // SAFETY: the context of a live pair is open.
-        let post = unsafe { ops(context) }.post_send.ok_or(refused(0, ENOSYS))?;
-        let mut before = 0;
-        for part in requests.chunks(POSTED) {
-            let mut entries: Vec<sys::Sge> = part
-                .iter()
-                .map(|r| sys::Sge { addr: r.to, length: r.len, lkey: r.local_key })
-                .collect();
-            let mut posted: Vec<sys::SendWr> = part.iter().map(request).collect();
-            chain(&mut posted, &mut entries);
-            let mut bad = ptr::null_mut();
-            // SAFETY: a live pair; a list that ends with null, each with its one entry, all of which the call reads
-            // before it returns. The caller's promise about the memory.
-            let code = unsafe { post(pair, posted.as_mut_ptr(), &raw mut bad) };
-            if code != 0 {
-                let accepted = posted.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
-                let errno = if code < 0 { errno() } else { code };
-                return Err(refused(before + accepted, errno));
-            }
-            before += part.len();
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { post(pair, requests, sys::WR_RDMA_READ) }
     }
+}
+
+/// Posts requests of one kind in order.
+///
+/// # Safety
+/// The pair is live; the memory that each request names stays mapped, and nobody else touches it, until its completion.
+unsafe fn post(pair: Handle, requests: &[ReadRequest], opcode: c_uint) -> Result<(), Refused> {
+    let call = "ibv_post_send";
+    let refused = |accepted, errno| Refused { accepted, error: VerbsError { call, errno } };
+    let pair: *mut sys::Qp = pair.0.cast();
+    // SAFETY: a live pair.
+    let context = unsafe { (*pair).context };
+    // SAFETY: the context of a live pair is open.
+    let post = unsafe { ops(context) }.post_send.ok_or(refused(0, ENOSYS))?;
+    let mut before = 0;
+    for part in requests.chunks(POSTED) {
+        let mut entries: Vec<sys::Sge> =
+            part.iter().map(|r| sys::Sge { addr: r.to, length: r.len, lkey: r.local_key }).collect();
+        let mut posted: Vec<sys::SendWr> = part.iter().map(|r| request(r, opcode)).collect();
+        chain(&mut posted, &mut entries);
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live pair; a list that ends with null, each with its one entry, all of which the call reads
+        // before it returns. The caller's promise about the memory.
+        let code = unsafe { post(pair, posted.as_mut_ptr(), &raw mut bad) };
+        if code != 0 {
+            let accepted = posted.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
+            let errno = if code < 0 { errno() } else { code };
+            return Err(refused(before + accepted, errno));
+        }
+        before += part.len();
+    }
+    Ok(())
 }
 
 fn registered(region: *mut sys::Mr) -> Call<Registered> {
@@ -528,13 +543,13 @@ fn registered(region: *mut sys::Mr) -> Call<Registered> {
     Ok(Registered { handle: Handle(region.cast()), local_key, remote_key })
 }
 
-fn request(read: &ReadRequest) -> sys::SendWr {
+fn request(read: &ReadRequest, opcode: c_uint) -> sys::SendWr {
     sys::SendWr {
         wr_id: read.id,
         next: ptr::null_mut(),
         sg_list: ptr::null_mut(),
         num_sge: 1,
-        opcode: sys::WR_RDMA_READ,
+        opcode,
         send_flags: if read.signalled { sys::SEND_SIGNALED } else { 0 },
         imm_data: 0,
         remote_addr: read.from,
@@ -619,11 +634,13 @@ fn attributes(change: Change) -> (sys::QpAttr, c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{Completions, Device, Pair, Path, Region};
 
     #[test]
     fn requests_are_linked_in_order_each_to_its_entry() {
-        let read = |id| ReadRequest { id, from: 1, remote_key: 2, to: 3, len: 4, local_key: 5, signalled: id == 2 };
-        let mut posted: Vec<_> = [0, 1, 2].map(|id| request(&read(id))).into();
+        let read =
+            |id| ReadRequest { id, from: 1, remote_key: 2, to: 3, len: 4, local_key: 5, signalled: id == 2 };
+        let mut posted: Vec<_> = [0, 1, 2].map(|id| request(&read(id), sys::WR_RDMA_READ)).into();
         let mut entries = vec![sys::Sge { addr: 3, length: 4, lkey: 5 }; 3];
         chain(&mut posted, &mut entries);
         let at: Vec<_> = posted.iter().map(ptr::from_ref).collect();
@@ -632,6 +649,64 @@ mod tests {
         assert!(posted[2].next.is_null());
         assert_eq!(posted[1].sg_list.cast_const(), &raw const entries[1]);
         assert_eq!(posted.iter().map(|wr| wr.send_flags).collect::<Vec<_>>(), [0, 0, sys::SEND_SIGNALED]);
+    }
+
+    /// What a reader could try that does not keep to READs: its key lets the NIC read, and nothing else.
+    #[test]
+    #[ignore = "needs a verbs provider: cargo xtask rdma-vm runs it"]
+    fn a_reader_s_key_does_not_write() {
+        const WRITE: c_uint = 0;
+        let verbs: Arc<dyn Verbs> = Library::shared().unwrap();
+        let device = Device::open(&verbs, "rxe0").unwrap();
+        let port = device.port(1).unwrap();
+        let gid = device.gids(1, port.gids).unwrap().into_iter().find(|gid| gid.index == 1).unwrap();
+        let completions = Completions::new(&device, 16).unwrap();
+        let [source, reader] = [(); 2].map(|()| Pair::new(&completions, 4).unwrap());
+        for (own, other) in [(&source, &reader), (&reader, &source)] {
+            let path = Path {
+                port: 1,
+                own_gid: 1,
+                gid: gid.bytes,
+                global: true,
+                lid: 0,
+                number: other.number(),
+                psn: 1,
+                mtu: port.mtu,
+                traffic_class: 0,
+                service_level: 0,
+                reads_in: 1,
+            };
+            own.init(1).unwrap();
+            own.receive(path).unwrap();
+            own.send(1, 1, 14, 6).unwrap();
+        }
+        let (theirs, mine) = (vec![7u8; 4096], vec![1u8; 4096]);
+        let at = |bytes: &Vec<u8>| bytes.as_ptr().expose_provenance() as u64;
+        // SAFETY: both vectors outlive their regions and requests, and are not touched while one is under way.
+        let [exported, own] =
+            [&theirs, &mine].map(|v| unsafe { Region::of_address(&device, at(v), 4096) }.unwrap());
+        let request = ReadRequest {
+            id: 1,
+            from: at(&theirs),
+            remote_key: exported.remote_key(),
+            to: at(&mine),
+            len: 4096,
+            local_key: own.local_key(),
+            signalled: true,
+        };
+        let run = |opcode| {
+            // SAFETY: as above.
+            unsafe { post(reader.handle, &[request], opcode) }.unwrap();
+            let (mut found, began) = (Vec::new(), std::time::Instant::now());
+            while found.is_empty() && began.elapsed().as_secs() < 5 {
+                completions.poll(&mut found).unwrap();
+            }
+            found[0].status
+        };
+        assert_eq!(run(sys::WR_RDMA_READ), Status::SUCCESS);
+        assert!(mine.iter().all(|byte| *byte == 7), "the READ came");
+        assert_eq!(run(WRITE), Status::REMOTE_ACCESS);
+        assert!(theirs.iter().all(|byte| *byte == 7), "the source is as it was");
     }
 
     #[test]

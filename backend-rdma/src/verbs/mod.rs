@@ -93,7 +93,10 @@ impl Port {
     }
 
     pub(crate) fn state_name(&self) -> &'static str {
-        ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(self.state as usize).copied().unwrap_or("unknown")
+        ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"]
+            .get(self.state as usize)
+            .copied()
+            .unwrap_or("unknown")
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Refused {
 /// A queue pair of one device, whose completions come to one queue.
 pub(crate) struct Pair {
     completions: Arc<Completions>,
-    handle: Handle,
+    pub(super) handle: Handle,
     number: u32,
 }
 
@@ -118,7 +118,12 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         if let Err(e) = self.completions.device.verbs.drop_pair(self.handle) {
-            tracing::error!(device = self.device_name(), call = e.call, errno = e.errno, "a queue pair does not go");
+            tracing::error!(
+                device = self.device_name(),
+                call = e.call,
+                errno = e.errno,
+                "a queue pair does not go"
+            );
         }
     }
 }

@@ -48,7 +48,12 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Err(e) = self.device.verbs.deregister(self.registered.handle) {
-            tracing::error!(device = self.device.name(), call = e.call, errno = e.errno, "memory stays registered");
+            tracing::error!(
+                device = self.device.name(),
+                call = e.call,
+                errno = e.errno,
+                "memory stays registered"
+            );
         }
     }
 }

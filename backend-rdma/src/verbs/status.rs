@@ -71,7 +71,10 @@ mod tests {
 
     #[test]
     fn mtus_read_both_ways() {
-        assert_eq!((1..=5).map(mtu_bytes).collect::<Option<Vec<_>>>(), Some(vec![256, 512, 1024, 2048, 4096]));
+        assert_eq!(
+            (1..=5).map(mtu_bytes).collect::<Option<Vec<_>>>(),
+            Some(vec![256, 512, 1024, 2048, 4096])
+        );
         assert_eq!([mtu_bytes(0), mtu_bytes(6), mtu_code(1500)], [None; 3]);
         assert_eq!(mtu_code(4096), Some(5));
     }

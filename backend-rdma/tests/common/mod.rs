@@ -3,8 +3,8 @@
 use flashboot_backend_rdma::{RdmaConfig, RdmaExchange, RdmaTransport};
 use flashboot_channel::{Channel, Dial, Endpoint, Listen, Listener, Liveness, Purpose, Security, dial};
 use flashboot_core::{
-    Arena, ArenaSpec, BlockDigest, ByteRange, Export, Generation, HandleExchange as _, Landed, Locator, Mover,
-    Pull, Result, ShardId, digest,
+    Arena, ArenaSpec, BlockDigest, ByteRange, Export, Generation, HandleExchange as _, Landed, Locator,
+    Mover, Pull, Result, ShardId, digest,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
 use std::{
@@ -153,7 +153,10 @@ type Answer = Box<dyn Fn(Option<Vec<u8>>) -> Option<Vec<u8>> + Send>;
 
 impl Forge {
     /// The source's answer, changed.
-    pub(crate) async fn new(real: &Locator, change: impl Fn(&mut serde_json::Value) + Send + 'static) -> Self {
+    pub(crate) async fn new(
+        real: &Locator,
+        change: impl Fn(&mut serde_json::Value) + Send + 'static,
+    ) -> Self {
         let answer = move |reply: Option<Vec<u8>>| {
             let mut reply = serde_json::from_slice(&reply.expect("an answer")).expect("JSON");
             change(&mut reply);

@@ -13,14 +13,20 @@ const GUEST: &str = include_str!("guest.sh");
 const MODULES: [&str; 7] =
     ["crc32_generic", "udp_tunnel", "ip6_udp_tunnel", "ib_core", "ib_uverbs", "rdma_rxe", "veth"];
 /// Programs of the guest's packages.
-const PROGRAMS: [&str; 5] = ["bin/ip", "usr/bin/rdma", "usr/bin/ibv_devinfo", "usr/bin/ib_read_bw", "usr/bin/ib_read_lat"];
+const PROGRAMS: [&str; 5] =
+    ["bin/ip", "usr/bin/rdma", "usr/bin/ibv_devinfo", "usr/bin/ib_read_bw", "usr/bin/ib_read_lat"];
 /// libibverbs opens it by what the driver file names.
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so";
 const DRIVER: &str = "etc/libibverbs.d/rxe.driver";
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu/libibverbs.so.1", "usr/lib/x86_64-linux-gnu/librdmacm.so.1"];
+const LIBRARIES: [&str; 2] =
+    ["usr/lib/x86_64-linux-gnu/libibverbs.so.1", "usr/lib/x86_64-linux-gnu/librdmacm.so.1"];
 
 /// The initramfs for `programs`; `binaries` are ours, by the name they get under `/usr/bin`.
-pub(crate) fn build(packages: &Packages, programs: &[plan::Program], binaries: &[(String, PathBuf)]) -> Result<Vec<u8>> {
+pub(crate) fn build(
+    packages: &Packages,
+    programs: &[plan::Program],
+    binaries: &[(String, PathBuf)],
+) -> Result<Vec<u8>> {
     let guest = packages.guest();
     let mut archive = Archive::default();
     archive.copy("bin/busybox", &guest.join("bin/busybox"))?;
@@ -65,7 +71,8 @@ pub(crate) fn build(packages: &Packages, programs: &[plan::Program], binaries: &
 fn needed(packages: &Packages, files: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
     let mut all = BTreeSet::new();
     for file in files {
-        let listed = shell::quiet(Command::new("ldd").arg(file).env("LD_LIBRARY_PATH", packages.libraries()))?;
+        let listed =
+            shell::quiet(Command::new("ldd").arg(file).env("LD_LIBRARY_PATH", packages.libraries()))?;
         for line in listed.lines() {
             all.extend(library(line).with_context(|| format!("{}: {line}", file.display()))?);
         }

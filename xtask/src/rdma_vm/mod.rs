@@ -11,7 +11,7 @@ pub(crate) mod packages;
 mod plan;
 mod report;
 
-use crate::{stage::Outcome, workspace::Workspace};
+use crate::{shell, stage::Outcome, workspace::Workspace};
 use anyhow::{Result, bail};
 use std::{fs, time::Duration};
 
@@ -41,7 +41,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     }
     let mut programs: Vec<_> = if args.bench { plan::benches() } else { plan::tests() };
     if !args.parts.is_empty() || args.command.is_some() {
-        programs.retain(|program| args.parts.iter().any(|part| program.name == *part || program.name.starts_with(part.as_str())));
+        programs.retain(|program| {
+            args.parts.iter().any(|part| program.name == *part || program.name.starts_with(part.as_str()))
+        });
     }
     if args.command.is_some() {
         programs.extend(plan::tests().into_iter().map(plan::Program::idle));
@@ -78,6 +80,7 @@ pub(crate) fn stage(workspace: &Workspace) -> Result<Outcome> {
 /// Builds what the programs need, boots, and gives the console of a machine that ended by itself.
 fn boot(workspace: &Workspace, programs: &[plan::Program]) -> Result<String> {
     let packages = packages::fetch()?;
+    compare_layouts(workspace, &packages)?;
     let folder = tempfile::tempdir()?;
     let binaries = plan::build(workspace, programs)?;
     let image = folder.path().join("initramfs");
@@ -87,4 +90,14 @@ fn boot(workspace: &Workspace, programs: &[plan::Program]) -> Result<String> {
         bail!("the guest could not be set up (status {}); its console:\n{}", ran.status, ran.log);
     }
     Ok(ran.log)
+}
+
+/// Our structures against the headers, by this machine's C compiler.
+fn compare_layouts(workspace: &Workspace, packages: &packages::Packages) -> Result<()> {
+    let mut test = workspace.cargo("test --quiet -p flashboot-backend-rdma --lib -- --ignored headers_say");
+    let said = shell::quiet(test.env("FLASHBOOT_CONFORMANCE_HEADERS", packages.headers()))?;
+    if !said.contains("1 passed") {
+        bail!("the layouts were not compared:\n{said}");
+    }
+    Ok(())
 }

@@ -93,7 +93,11 @@ impl Packages {
     pub(crate) fn libraries(&self) -> String {
         let of = |root: &str| {
             let root = self.folder.join(root);
-            format!("{}:{}", root.join("usr/lib/x86_64-linux-gnu").display(), root.join("lib/x86_64-linux-gnu").display())
+            format!(
+                "{}:{}",
+                root.join("usr/lib/x86_64-linux-gnu").display(),
+                root.join("lib/x86_64-linux-gnu").display()
+            )
         };
         format!("{}:{}", of("guest"), of("qemu"))
     }
@@ -104,9 +108,10 @@ pub(crate) fn missing() -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
         return Some("needs an x86_64 machine: the guest's kernel and programs are its packages".into());
     }
-    ["apt-get", "apt-cache", "dpkg", "tar", "ldd"].into_iter().find(|tool| !shell::succeeds(Command::new(tool).arg("--version"))).map(
-        |tool| format!("needs Debian's {tool}: the machine is made of Debian's packages"),
-    )
+    ["apt-get", "apt-cache", "dpkg", "tar", "ldd"]
+        .into_iter()
+        .find(|tool| !shell::succeeds(Command::new(tool).arg("--version")))
+        .map(|tool| format!("needs Debian's {tool}: the machine is made of Debian's packages"))
 }
 
 /// The packages as this machine's sources have them now, fetched if need be.
@@ -116,16 +121,22 @@ pub(crate) fn fetch() -> Result<Packages> {
         shell::run(Command::new("apt-get").args(["update", "-qq"]))?;
         wanted()
     })?;
-    let versions: String = wanted.iter().map(|(group, list)| format!("{group}: {}\n", list.join(" "))).collect();
+    let versions: String =
+        wanted.iter().map(|(group, list)| format!("{group}: {}\n", list.join(" "))).collect();
     let key = cache::key(&[RECIPE, versions.as_bytes()]);
-    let folder = cache::get_or_make(&cache::folder()?, &format!("rdma-vm-{key}"), |_| true, |at| {
-        println!("fetching the RDMA machine's packages to {} (120 MB, once)", at.display());
-        for (group, list) in &wanted {
-            unpack(group, list, at)?;
-        }
-        fs::write(at.join("packages.txt"), &versions)?;
-        Ok(())
-    })?;
+    let folder = cache::get_or_make(
+        &cache::folder()?,
+        &format!("rdma-vm-{key}"),
+        |_| true,
+        |at| {
+            println!("fetching the RDMA machine's packages to {} (120 MB, once)", at.display());
+            for (group, list) in &wanted {
+                unpack(group, list, at)?;
+            }
+            fs::write(at.join("packages.txt"), &versions)?;
+            Ok(())
+        },
+    )?;
     Ok(Packages { folder })
 }
 
@@ -135,7 +146,9 @@ fn wanted() -> Result<BTreeMap<&'static str, Vec<String>>> {
     let depends = shell::quiet(Command::new("apt-cache").args(["depends", KERNEL]))?;
     let kernel = depends
         .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: ").filter(|name| name.starts_with("linux-image-")))
+        .find_map(|line| {
+            line.trim().strip_prefix("Depends: ").filter(|name| name.starts_with("linux-image-"))
+        })
         .with_context(|| format!("{KERNEL} names no kernel"))?;
     wanted.insert("kernel", candidates(&[kernel])?);
     wanted.insert("guest", candidates(&GUEST)?);

@@ -44,6 +44,7 @@ impl Program {
 
 const CONFORMANCE: Target = ("flashboot-backend-rdma", "test", "conformance");
 const PROVIDER: Target = ("flashboot-backend-rdma", "test", "provider");
+const VERBS: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma");
 const MIXED: Target = ("flashboot", "test", "mixed_chain");
 
 /// What `cargo xtask test` runs. The whole suite with its ranks on two devices in turn; what a device does by itself is
@@ -52,9 +53,15 @@ pub(crate) fn tests() -> Vec<Program> {
     let two = "FLASHBOOT_REQUIRE=rdma FLASHBOOT_CONFORMANCE_DEVICES=rxe0,rxe1 conformance --test-threads 2";
     let one = "FLASHBOOT_REQUIRE=rdma FLASHBOOT_CONFORMANCE_DEVICES=rxe0 conformance --test-threads 2";
     vec![
+        Program::new("verbs", 60, VERBS, "flashboot_backend_rdma a_reader_s_key --ignored"),
         Program::new("provider", 150, PROVIDER, "FLASHBOOT_REQUIRE=rdma provider"),
         Program::new("mixed-chain", 60, MIXED, "FLASHBOOT_REQUIRE=rdma mixed_chain"),
-        Program::new("conformance-one-device", 120, CONFORMANCE, &format!("{one} spans unverified broadcast/chain/3")),
+        Program::new(
+            "conformance-one-device",
+            120,
+            CONFORMANCE,
+            &format!("{one} spans unverified broadcast/chain/3"),
+        ),
         Program::new("conformance-two-devices", 450, CONFORMANCE, two),
     ]
 }
@@ -80,7 +87,10 @@ pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(
     let mut built = Vec::new();
     for (package, kind, name) in targets {
         let profile = if kind == "example" { " --release" } else { "" };
-        let mut cargo = workspace.cargo(&format!("build --quiet{profile} -p {package} --{kind} {name}"));
+        let mut cargo = workspace.cargo(&match kind {
+            "lib" => format!("test --quiet --no-run -p {package} --lib"),
+            _ => format!("build --quiet{profile} -p {package} --{kind} {name}"),
+        });
         cargo.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = cargo.spawn().with_context(|| shell::line(&cargo))?;
         let stream = BufReader::new(child.stdout.take().context("cargo's messages")?);
@@ -94,7 +104,8 @@ pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(
             }
         }
         let status = child.wait()?;
-        let file = file.filter(|_| status.success()).with_context(|| format!("{package} has no {kind} {name}"))?;
+        let file =
+            file.filter(|_| status.success()).with_context(|| format!("{package} has no {kind} {name}"))?;
         built.push((name.to_owned(), stripped(file)));
     }
     Ok(built)

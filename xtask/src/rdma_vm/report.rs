@@ -106,7 +106,12 @@ mod tests {
     #[test]
     fn each_part_has_its_status_and_its_output() {
         let found = parts(CONSOLE);
-        let part = |name: &str, status, took, output: &str| Part { name: name.into(), status, took, output: output.into() };
+        let part = |name: &str, status, took, output: &str| Part {
+            name: name.into(),
+            status,
+            took,
+            output: output.into(),
+        };
         let expected = [
             part("a", Some(0), 2.5, "hello\n"),
             part("b", Some(7), 1.0, "bad\n"),
