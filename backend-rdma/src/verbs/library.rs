@@ -251,7 +251,7 @@ impl Verbs for Library {
         let mut names = Vec::new();
         for index in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: the list has `count` entries.
-            let device = unsafe { *list.add(index) };
+            let device = unsafe { list.wrapping_add(index).read() };
             // SAFETY: a device of the list; its name lives as long as the list.
             let name = unsafe { (self.symbols.device_name)(device) };
             // SAFETY: a C string, as the header says.
@@ -269,7 +269,7 @@ impl Verbs for Library {
         let mut opened = Err(VerbsError { call: "ibv_open_device", errno: ENODEV });
         for index in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: the list has `count` entries.
-            let found = unsafe { *list.add(index) };
+            let found = unsafe { list.wrapping_add(index).read() };
             // SAFETY: a device of the list.
             let name = unsafe { (self.symbols.device_name)(found) };
             // SAFETY: a C string, as the header says.
@@ -538,8 +538,8 @@ unsafe fn post(pair: Handle, requests: &[ReadRequest], opcode: c_uint) -> Result
 }
 
 fn registered(region: *mut sys::Mr) -> Call<Registered> {
-    // SAFETY: just made.
-    let (local_key, remote_key) = unsafe { ((*region).lkey, (*region).rkey) };
+    // SAFETY: just made; its visible part is never written again.
+    let sys::Mr { lkey: local_key, rkey: remote_key, .. } = *unsafe { &*region };
     Ok(Registered { handle: Handle(region.cast()), local_key, remote_key })
 }
 

@@ -296,8 +296,10 @@ mod tests {
         process::Command,
     };
 
+    type Layout = (&'static str, Option<usize>, Vec<(&'static str, usize)>);
+
     /// Every structure by its name in C, with its size, or `None` where we hold its front only, and our fields.
-    fn ours() -> Vec<(&'static str, Option<usize>, Vec<(&'static str, usize)>)> {
+    fn ours() -> Vec<Layout> {
         macro_rules! layout {
             ($c:literal, $t:ty, $size:expr, $($field:ident = $name:literal),*) => {
                 ($c, $size, vec![$(($name, offset_of!($t, $field))),*])
