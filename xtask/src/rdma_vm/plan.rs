@@ -48,7 +48,7 @@ const VERBS: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma"
 const MIXED: Target = ("flashboot", "test", "mixed_chain");
 
 /// What `cargo xtask test` runs. The whole suite with its ranks on two devices in turn; what a device does by itself is
-/// another way through its driver, so the cases that move bytes run on one as well.
+/// another way through its driver, so a few cases of each kind run on one as well.
 pub(crate) fn tests() -> Vec<Program> {
     let two = "FLASHBOOT_REQUIRE=rdma FLASHBOOT_CONFORMANCE_DEVICES=rxe0,rxe1 conformance --test-threads 2";
     let one = "FLASHBOOT_REQUIRE=rdma FLASHBOOT_CONFORMANCE_DEVICES=rxe0 conformance --test-threads 2";
@@ -60,7 +60,7 @@ pub(crate) fn tests() -> Vec<Program> {
             "conformance-one-device",
             120,
             CONFORMANCE,
-            &format!("{one} spans unverified broadcast/chain/3"),
+            &format!("{one} spans membership sizes/real-block broadcast/chain/3"),
         ),
         Program::new("conformance-two-devices", 450, CONFORMANCE, two),
     ]
