@@ -20,7 +20,7 @@ use std::{
 type Done<T> = Result<T, Box<dyn Error>>;
 
 const SOURCE: &str = "FLASHBOOT_CONFORMANCE_SOURCE";
-const BYTES: u64 = 64 << 20;
+const BYTES: u64 = 32 << 20;
 const ROUNDS: usize = 7;
 const OUTSTANDING: u8 = 16;
 const SETUP: Duration = Duration::from_secs(20);

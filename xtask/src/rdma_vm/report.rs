@@ -86,7 +86,7 @@ pub(crate) fn write_bench(workspace: &Workspace, parts: &[Part]) -> Result<()> {
         "# READs of payload in the virtual machine\n\n\
          `cargo xtask rdma-vm --bench`, {}: soft-RoCE (rxe) between two devices of one veth pair, QEMU under software\n\
          emulation, two emulated cores. The rates are an emulator's; the ratio is what counts. Medians of seven alternated\n\
-         runs of 64 MiB each; path MTU 4096, 16 READs in flight on both sides, no hashing; `ib_read_bw` with its own queue\n\
+         runs of 32 MiB each; path MTU 4096, 16 READs in flight on both sides, no hashing; `ib_read_bw` with its own queue\n\
          of 128.\n\n\
          | message | ours, MB/s | `ib_read_bw`, MB/s | ratio (target ≥ 0.9) |\n|---|---|---|---|\n{}\n\n\
          Counters of the last run: {counters}.\n",
