@@ -14,7 +14,7 @@ pub(crate) const PURPOSE: Option<Purpose> = Purpose::new("tcp");
 /// How to open a `tcp` endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// The address to listen at: one of this host's, or 0.0.0.0 or [::] for all of them.
+    /// The address to listen at: one of this host's, or `0.0.0.0` or `[::]` for all of them.
     pub bind: IpAddr,
     /// The ports to try, in order; 0 lets the system choose.
     pub ports: RangeInclusive<u16>,
@@ -24,6 +24,9 @@ pub struct TcpConfig {
     pub connections: usize,
     /// The most payload bytes a second that this exporter sends, to all readers together. `None`: no bound.
     pub rate: Option<ByteSize>,
+    /// Whether the pages of a host arena are passed to the socket instead of copied. `None`: off loopback. On loopback it is
+    /// the receiver's copy that then takes the pages one by one, at twice the processor time a byte.
+    pub zero_copy: Option<bool>,
     /// What protects the channels.
     pub security: SecurityConfig,
     /// How long a reader may take for its handshake.
@@ -49,6 +52,7 @@ impl Default for TcpConfig {
             advertise: None,
             connections: 4,
             rate: None,
+            zero_copy: None,
             security: SecurityConfig::default(),
             handshake: Duration::from_secs(5),
             max_pending: 64,

@@ -32,10 +32,12 @@ pub(crate) struct Endpoint {
 pub(crate) struct Exporter {
     pub(crate) registry: Registry,
     pub(crate) throttle: Option<Throttle>,
+    pub(crate) zero_copy: Option<bool>,
     pub(crate) handshake: Duration,
     /// How long a reader may take nothing of what is sent to it.
     pub(crate) silence: Duration,
     max_connections: usize,
+    max_pending: usize,
     attached: Mutex<Attached>,
 }
 
@@ -55,9 +57,11 @@ impl Endpoint {
         let exporter = Arc::new(Exporter {
             registry: Registry::default(),
             throttle: config.rate.map(|rate| Throttle::new(rate.0)),
+            zero_copy: config.zero_copy,
             handshake: config.handshake,
             silence: config.silence,
             max_connections: config.max_connections,
+            max_pending: config.max_pending,
             attached: Mutex::default(),
         });
         let accepting = responder::accept(listener, Arc::clone(&exporter));
@@ -107,6 +111,11 @@ impl fmt::Debug for Endpoint {
 impl Exporter {
     fn attached(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connections that may watch, or have yet to say what they want, at once.
+    pub(crate) fn most_attending(&self) -> usize {
+        self.max_connections.saturating_add(self.max_pending)
     }
 
     /// A place for one more connection, if there is one.

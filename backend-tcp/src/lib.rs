@@ -1,8 +1,8 @@
 //! The `tcp` transport: framed reads over TCP, between any two hosts, from and into host or GPU memory.
 //!
 //! It is the fallback that works everywhere. A reader has one connection by which it watches the source's words and a few by
-//! which it reads; ranges are striped over these. A host arena's bytes leave by `sendfile` from its memfd and are received
-//! in place, so that neither end copies them a second time; GPU memory goes through pinned buffers, and TLS through its
+//! which it reads; ranges are striped over these. A host arena's bytes leave from where they lie, by `sendfile` off loopback, and
+//! are received in place: this program copies none of them. GPU memory goes through pinned buffers, and TLS through its
 //! own. Blocks are hashed from the destination, right behind the socket while they are in the cache, or on the GPU.
 //!
 //! The exporter is active here: it sends, so it can send slower ([`TcpConfig::rate`]), and it ends when it dies. A reader has

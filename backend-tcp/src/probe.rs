@@ -3,7 +3,7 @@
 use crate::{arena::check_locator, config::TcpConfig, dial::Route, endpoint::Endpoint, runtime, wire::Lane};
 use flashboot_channel::Security;
 use flashboot_core::{Error, Kind, Location, Locator, Readiness};
-use flashboot_cuda::{Context, Device, Pinned, bounded};
+use flashboot_cuda::{Context, Device, Pinned, bounded, probe as gpu};
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
@@ -12,8 +12,7 @@ const PAIR: Duration = Duration::from_secs(2);
 /// How long a driver may take: it sets the GPU up at its first use.
 const DRIVER: Duration = Duration::from_secs(20);
 
-fn readiness(outcome: Result<(), Error>) -> Readiness {
-    let Err(e) = outcome else { return Readiness::Ready };
+fn unavailable(e: &Error) -> Readiness {
     let remedy = e.remedy().unwrap_or("see the reason").to_owned();
     let peer = e.peer().map(|peer| format!(" (peer {peer})")).unwrap_or_default();
     let code = e.code().map(|code| format!(": {code}")).unwrap_or_default();
@@ -22,26 +21,38 @@ fn readiness(outcome: Result<(), Error>) -> Readiness {
 
 /// Reads the files that protect channels, listens, and takes pinned memory of the GPU that is configured.
 pub(crate) async fn probe(config: &TcpConfig) -> Readiness {
-    readiness(tried(config).await)
+    tried(config).await.unwrap_or_else(|e| unavailable(&e))
 }
 
-async fn tried(config: &TcpConfig) -> Result<(), Error> {
+async fn tried(config: &TcpConfig) -> Result<Readiness, Error> {
     config.check()?;
     if let Some(device) = config.device.clone() {
-        let pinned = move || Pinned::new(&Context::open(&Device::find(&device)?)?, 4096).map(drop);
-        bounded("probe", "pinned memory of the driver", DRIVER, pinned).await?;
+        let trial = move || match gpu::verdict(&gpu::ladder(&device, DRIVER), gpu::VMM) {
+            Readiness::Ready => {
+                Pinned::new(&Context::open(&Device::find(&device)?)?, 4096)?;
+                Ok(Readiness::Ready)
+            }
+            lacking => Ok(lacking),
+        };
+        let gpu = bounded("probe", "pinned memory of the driver", DRIVER * 2, trial).await?;
+        if gpu != Readiness::Ready {
+            return Ok(gpu);
+        }
     }
     let config = config.clone();
     runtime::run("probe", async move {
         let security = Security::load(&config.security)?;
-        Endpoint::open(config, security).await.map(drop)
+        Endpoint::open(config, security).await.map(|_| Readiness::Ready)
     })
     .await
 }
 
 /// Attaches to watch, which compares everything that the locator says, and leaves.
 pub(crate) async fn probe_pair(config: &TcpConfig, peer: &Locator, into: &Location) -> Readiness {
-    readiness(attached(config, peer, into).await)
+    match attached(config, peer, into).await {
+        Ok(()) => Readiness::Ready,
+        Err(e) => unavailable(&e),
+    }
 }
 
 async fn attached(config: &TcpConfig, peer: &Locator, into: &Location) -> Result<(), Error> {

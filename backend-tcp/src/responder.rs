@@ -30,6 +30,10 @@ pub(crate) async fn accept(mut listener: Listener, exporter: Arc<Exporter>) {
     loop {
         tokio::select! {
             taken = listener.accept() => match taken {
+                // Who has proved itself, or need not, may still say nothing: those are counted too.
+                Ok(channel) if readers.len() >= exporter.most_attending() => {
+                    tracing::debug!(peer = channel.peer(), "no place for a reader");
+                }
                 Ok(channel) => drop(readers.spawn(attend(channel, Arc::clone(&exporter)))),
                 Err(error) => {
                     tracing::error!(%error, "cannot take readers");

@@ -35,7 +35,7 @@ pub(crate) fn start(lane: Blocking, served: Arc<Served>, generation: Generation,
         return Ok(());
     }
     lane.socket().set_write_timeout(Some(place.exporter().silence)).map_err(io)?;
-    let means = Means::of(&served)?;
+    let means = Means::of(&served, &lane, place.exporter().zero_copy)?;
     let sender = Sender { lane, served, generation, place, means };
     let spawned = thread::Builder::new().name("flashboot-send".into()).spawn(move || sender.run());
     spawned.map(drop).map_err(|e| no_thread(&e, "a thread to send by"))
@@ -52,17 +52,22 @@ struct Sender {
 /// How bytes get from the arena to the socket.
 enum Means {
     /// The system passes pages of the memfd on.
-    ZeroCopy(Arc<HostArena>),
-    /// Through this buffer: TLS wants bytes, and some file systems pass no pages on.
+    Pages(Arc<HostArena>),
+    /// The system copies them from the arena's mapping.
+    Mapping(Arc<HostArena>),
+    /// Through this buffer: TLS encrypts what it is given.
     Buffer(Arc<HostArena>, Vec<u8>),
     /// Through pinned memory; two buffers, so that the GPU copies one while the other is sent.
     Pinned(Arc<CudaArena>, Arc<Stream>, Vec<Pinned>),
 }
 
 impl Means {
-    fn of(served: &Served) -> Result<Self> {
+    fn of(served: &Served, lane: &Blocking, zero_copy: Option<bool>) -> Result<Self> {
+        let near = lane.socket().peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         Ok(match served {
-            Served::Host(arena) => Self::ZeroCopy(Arc::clone(arena)),
+            Served::Host(arena) if lane.plain().is_none() => Self::Buffer(Arc::clone(arena), Vec::new()),
+            Served::Host(arena) if zero_copy.unwrap_or(!near) => Self::Pages(Arc::clone(arena)),
+            Served::Host(arena) => Self::Mapping(Arc::clone(arena)),
             Served::Gpu(arena) => {
                 let stream = Arc::new(Stream::new(arena.context())?);
                 Self::Pinned(Arc::clone(arena), stream, Vec::new())
@@ -121,65 +126,80 @@ impl Sender {
     }
 
     fn send(&mut self, read: &Read, range: ByteRange) -> Result<()> {
-        if self.lane.plain().is_none()
-            && let Means::ZeroCopy(arena) = &self.means
-        {
-            self.means = Means::Buffer(Arc::clone(arena), Vec::new());
-        }
-        match &mut self.means {
-            Means::ZeroCopy(arena) => {
+        self.head(read)?;
+        match &self.means {
+            Means::Pages(arena) => {
                 let arena = Arc::clone(arena);
-                if self.pass(&arena, read, range)? {
-                    return Ok(());
+                let done = self.pages(&arena, range)?;
+                if done < range.end {
+                    tracing::debug!("the system passes no pages of this memfd on: they are copied");
+                    self.means = Means::Mapping(Arc::clone(&arena));
+                    self.mapping(&arena, ByteRange::new(done, range.end))?;
                 }
-                tracing::debug!("the system passes no pages of this memfd on: copying");
-                self.means = Means::Buffer(arena, Vec::new());
-                // The head is out.
-                self.buffered(range)
+                Ok(())
             }
-            Means::Buffer(..) => {
-                self.write(&Answer::granted(read).encode())?;
-                self.buffered(range)
-            }
-            Means::Pinned(..) => {
-                self.write(&Answer::granted(read).encode())?;
-                self.pinned(range)
-            }
+            Means::Mapping(arena) => self.mapping(arena, range),
+            Means::Buffer(..) => self.buffered(range),
+            Means::Pinned(..) => self.pinned(range),
         }
     }
 
-    /// Zero copy; false, with nothing but the head sent, where the system does not do it.
-    fn pass(&self, arena: &HostArena, read: &Read, range: ByteRange) -> Result<bool> {
-        let lost = |call: &'static str, errno: Errno| {
-            failed(call, &errno.into(), "sending payload", self.lane.peer())
-        };
-        let Some(socket) = self.lane.plain() else { return Ok(false) };
+    /// Says that the bytes follow; on a plain socket in one segment with the first of them.
+    fn head(&mut self, read: &Read) -> Result<()> {
         let head = Answer::granted(read).encode();
-        let mut out = &head[..];
-        while !out.is_empty() {
-            match send(socket, out, SendFlags::NOSIGNAL | SendFlags::MORE) {
-                Ok(sent) => out = out.get(sent..).unwrap_or_default(),
+        let Some(socket) = self.lane.plain() else { return self.write(&head) };
+        let mut left = &head[..];
+        while !left.is_empty() {
+            match send(socket, left, SendFlags::NOSIGNAL | SendFlags::MORE) {
+                Ok(sent) => left = left.get(sent..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(lost("send", errno)),
+                Err(errno) => return Err(self.lost("send", &errno.into())),
             }
         }
+        Ok(())
+    }
+
+    fn lost(&self, call: &'static str, error: &std::io::Error) -> Error {
+        failed(call, error, "sending payload", self.lane.peer())
+    }
+
+    /// Gives the byte before which everything was sent: the range's end, or where the system does not do it, its start.
+    fn pages(&self, arena: &HostArena, range: ByteRange) -> Result<u64> {
+        let Some(socket) = self.lane.plain() else { return Ok(range.start) };
         let mut at = range.start;
         while at < range.end {
             let slice = self.paced(range.end.saturating_sub(at))?;
-            let count = usize::try_from(slice).unwrap_or(0);
-            let mut left = count;
+            let mut left = usize::try_from(slice).unwrap_or(0);
             while left > 0 {
                 match sendfile(socket, arena, Some(&mut at), left) {
                     // The memfd is sealed: it cannot have become shorter.
-                    Ok(0) => return Err(lost("sendfile", Errno::NODATA)),
+                    Ok(0) => return Err(self.lost("sendfile", &Errno::NODATA.into())),
                     Ok(sent) => left = left.saturating_sub(sent),
                     Err(Errno::INTR) => {}
-                    Err(Errno::INVAL | Errno::NOSYS) if at == range.start => return Ok(false),
-                    Err(errno) => return Err(lost("sendfile", errno)),
+                    Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if at == range.start => {
+                        return Ok(at);
+                    }
+                    Err(errno) => return Err(self.lost("sendfile", &errno.into())),
                 }
             }
         }
-        Ok(true)
+        Ok(at)
+    }
+
+    fn mapping(&self, arena: &HostArena, range: ByteRange) -> Result<()> {
+        let Some(socket) = self.lane.plain() else { return Ok(()) };
+        let mut at = range.start;
+        while at < range.end {
+            let end = at.saturating_add(self.paced(range.end.saturating_sub(at))?);
+            while at < end {
+                match arena.send(socket, ByteRange::new(at, end)) {
+                    Ok(sent) => at = at.saturating_add(sent as u64),
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(self.lost("send", &e)),
+                }
+            }
+        }
+        Ok(())
     }
 
     fn buffered(&mut self, range: ByteRange) -> Result<()> {
@@ -190,10 +210,10 @@ impl Sender {
             buffer.resize(usize::try_from(slice).unwrap_or(0), 0);
             arena.copy_out(at, buffer)?;
             let sent = self.lane.write_all(buffer);
-            sent.map_err(|e| failed("send", &e, "sending payload", self.lane.peer()))?;
+            sent.map_err(|e| self.lost("send", &e))?;
             at = at.saturating_add(slice);
         }
-        self.lane.flush().map_err(|e| failed("send", &e, "sending payload", self.lane.peer()))
+        self.lane.flush().map_err(|e| self.lost("send", &e))
     }
 
     fn pinned(&mut self, range: ByteRange) -> Result<()> {
@@ -217,7 +237,7 @@ impl Sender {
                 let buffer = passing.wait()?;
                 let bytes = buffer.as_slice().get(..usize::try_from(len).unwrap_or(0)).unwrap_or_default();
                 let sent = self.lane.write_all(bytes);
-                sent.map_err(|e| failed("send", &e, "sending payload", self.lane.peer()))?;
+                sent.map_err(|e| self.lost("send", &e))?;
                 if let Means::Pinned(_, _, spare) = &mut self.means {
                     spare.push(buffer);
                 }
@@ -227,7 +247,7 @@ impl Sender {
                 None => break,
             }
         }
-        self.lane.flush().map_err(|e| failed("send", &e, "sending payload", self.lane.peer()))
+        self.lane.flush().map_err(|e| self.lost("send", &e))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {

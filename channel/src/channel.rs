@@ -42,6 +42,15 @@ impl Channel {
         self.address
     }
 
+    /// This end's address, by which the other end reached us or was reached.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        let socket = match &self.stream {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(session) => session.get_ref().0,
+        };
+        socket.local_addr().ok()
+    }
+
     /// The other end as errors name it: what was dialled, or the address it came from.
     pub fn peer(&self) -> &str {
         &self.peer

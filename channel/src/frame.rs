@@ -90,7 +90,7 @@ pub async fn receive(from: &mut (impl AsyncRead + Unpin), cap: usize) -> Result<
     Ok(Some(body))
 }
 
-/// As [`write`]. Dropping the future may leave half a frame sent.
+/// As [`write`](fn@write). Dropping the future may leave half a frame sent.
 pub async fn send(to: &mut (impl AsyncWrite + Unpin), body: &[u8], cap: usize) -> Result<(), FrameError> {
     to.write_all(&framed(body, cap)?).await?;
     Ok(to.flush().await?)

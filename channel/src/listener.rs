@@ -71,7 +71,7 @@ impl Listener {
         let listener = TcpListener::bind(at).await.map_err(refused("bind", "listening at"))?;
         let address = listener.local_addr().map_err(refused("getsockname", "the address of"))?;
         // Made here, so that an exporter that cannot make a certificate fails now and not at its first reader.
-        let tls = security.pin()?.map(|_| security.server()).transpose()?;
+        let tls = security.pin(address.ip())?.map(|_| security.server()).transpose()?;
         tracing::debug!(%address, purpose = %how.purpose, tls = tls.is_some(), "listening");
         let (security, handshakes, pending) = (security.clone(), JoinSet::new(), VecDeque::new());
         Ok(Self { listener, address, tls, security, how, handshakes, pending })
@@ -85,7 +85,7 @@ impl Listener {
     /// What to put into locators: `advertise` if given, else the address listened at.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when that is 0.0.0.0 or [::], which nobody can dial.
+    /// [`Kind::Invalid`] when that is `0.0.0.0` or `[::]`, which nobody can dial.
     pub fn endpoint(&self, advertise: Option<&Host>) -> Result<Endpoint> {
         let host = match advertise {
             Some(host) => host.clone(),
@@ -99,7 +99,7 @@ impl Listener {
             return Err(Error::new(Kind::Invalid, "listen", detail)
                 .with_remedy("say which host name or address readers are to dial (advertise)"));
         }
-        Ok(Endpoint { host, port: self.address.port(), pin: self.security.pin()? })
+        Ok(Endpoint { host, port: self.address.port(), pin: self.security.pin(self.address.ip())? })
     }
 
     /// The next channel whose dialler proved what was asked of it. Dropping the future loses nothing. Whoever fails is

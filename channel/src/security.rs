@@ -152,9 +152,10 @@ impl Security {
         }
     }
 
-    /// What a locator must carry so that a reader knows the listener. `None` where no channel is ever encrypted.
-    pub(crate) fn pin(&self) -> Result<Option<Pin>> {
-        if self.0.tls == TlsPolicy::Off { Ok(None) } else { self.identity().map(Identity::pin) }
+    /// What a locator of a listener at `at` must carry so that a reader knows it. `None` where it encrypts no channel.
+    pub(crate) fn pin(&self, at: IpAddr) -> Result<Option<Pin>> {
+        // Whoever reaches a loopback address comes from one.
+        if self.encrypts(at) { self.identity().map(Identity::pin) } else { Ok(None) }
     }
 
     pub(crate) fn server(&self) -> Result<Arc<ServerConfig>> {

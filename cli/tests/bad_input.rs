@@ -207,7 +207,7 @@ fn a_transport_that_is_not_there_is_an_error_with_its_reason() {
     let open = ["replicate", text(&image), "--transport", "tcp", "--bind", "0.0.0.0"];
     refused(&place, &open, 1, &["asked for neither a token nor a certificate", "security.token_file"]);
     let token = place.path("token");
-    std::fs::write(&token, "0123456789abcdef").unwrap();
+    fs::write(&token, "0123456789abcdef").unwrap();
     let readable = ["replicate", text(&image), "--transport", "tcp", "--token-file", text(&token)];
     refused(&place, &readable, 1, &["others may read it", "chmod 0600"]);
     refused(

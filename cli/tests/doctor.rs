@@ -128,3 +128,53 @@ fn what_is_wrong_with_a_gpu_is_named() {
         assert_eq!(named(&found["transports"], "ipc")["ready"], true, "{variable}: host memory works");
     }
 }
+
+/// A `doctor --listen` that ends with the test.
+struct Listening(std::process::Child);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
+    use std::io::{BufRead as _, BufReader};
+    let place = Place::new();
+    let mut command = place.flashboot(&["doctor", "--listen", "127.0.0.1:0", "--json"]);
+    let mut listening = Listening(command.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(listening.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let endpoint = serde_json::from_str::<Value>(&line).unwrap()["endpoint"].as_str().unwrap().to_owned();
+    let paths = |floor: &str| {
+        let found = place.ok(&["doctor", "--peer", &endpoint, "--floor", floor]);
+        found["paths"].as_array().unwrap().clone()
+    };
+    let of = |paths: &[Value], name: &str| -> Vec<Value> {
+        paths.iter().filter(|path| path["transport"] == name).cloned().collect()
+    };
+    let found = paths("1");
+    for name in ["ipc", "tcp"] {
+        let both = of(&found, name);
+        let readers: Vec<_> = both.iter().map(|path| path["reader"].as_str().unwrap()).collect();
+        assert_eq!(readers, ["here", "peer"]);
+        for path in both {
+            assert_eq!((&path["ready"], &path["degraded"]), (&true.into(), &false.into()), "{path}");
+            assert!(
+                path["latency_us"].as_f64().unwrap() > 0.0 && path["bytes_per_s"].as_f64().unwrap() > 0.0
+            );
+        }
+    }
+    for path in of(&found, "rdma") {
+        assert!(path["ready"] == false && !path["reason"].as_str().unwrap().is_empty(), "{path}");
+    }
+    for path in of(&paths("1TiB"), "tcp") {
+        assert_eq!((&path["ready"], &path["degraded"]), (&false.into(), &true.into()), "{path}");
+        assert!(path["reason"].as_str().unwrap().contains("floor"), "{path}");
+    }
+    let (code, nobody) = place.json(&["doctor", "--peer", "127.0.0.1:1"]);
+    assert_eq!((code, &nobody["error"]["peer"]), (1, &"127.0.0.1:1".into()));
+    drop(listening);
+}

@@ -3,6 +3,8 @@
 //! Owns: the order of the questions and their deadline. It reports and never fails because something does not work: a
 //! machine without a GPU is a finding.
 
+pub mod peer;
+
 use crate::{
     config::{Memory, TRANSPORTS},
     network::Network,
@@ -32,7 +34,7 @@ pub struct Request {
 }
 
 /// What was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// The GPUs that were looked at.
     pub devices: Vec<Gpu>,
@@ -40,6 +42,8 @@ pub struct Diagnosis {
     pub transports: Vec<TransportState>,
     /// What was looked for, in the order of need.
     pub checks: Vec<Check>,
+    /// What works between this host and a peer; empty where none was asked for.
+    pub paths: Vec<peer::Path>,
 }
 
 /// One GPU.
@@ -166,6 +170,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
         devices: devices.iter().map(|(number, device)| gpu(*number, device)).collect(),
         transports,
         checks,
+        paths: Vec::new(),
     })
 }
 

@@ -23,7 +23,7 @@ use rustix::{
 use std::{
     fmt,
     num::NonZeroU64,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
     time::{Duration, Instant},
@@ -167,6 +167,24 @@ impl HostArena {
     /// Whether no byte of `range` is owned by a writer.
     pub fn is_free(&self, range: ByteRange) -> bool {
         self.memory.access.is_free(range)
+    }
+
+    /// Has the system copy the first bytes of `range` of the payload into a socket, by one `send` that raises no SIGPIPE, and
+    /// gives how many it took. Nothing keeps a writer off the bytes: what is sent may be torn, as what an importer reads
+    /// may be. Blocks as the socket does.
+    ///
+    /// # Errors
+    /// The system's; [`InvalidInput`](std::io::ErrorKind::InvalidInput) past the payload.
+    pub fn send(&self, socket: impl AsFd, range: ByteRange) -> std::io::Result<usize> {
+        let inside = self.memory.within("send", range.start, range.len());
+        let (Ok(range), Ok(len)) = (inside, usize::try_from(range.len())) else {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        };
+        let socket = socket.as_fd().as_raw_fd();
+        // SAFETY: `within` checked the bytes, which `self` keeps mapped, and the descriptor is borrowed for the call. Only
+        // the kernel reads the bytes, so that a write at the same time tears them and nothing else.
+        let sent = unsafe { libc::send(socket, self.memory.at(range.start).cast(), len, libc::MSG_NOSIGNAL) };
+        usize::try_from(sent).map_err(|_| std::io::Error::last_os_error())
     }
 
     /// Where the layout put what.

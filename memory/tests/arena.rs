@@ -336,3 +336,21 @@ fn parts_of_an_owned_range_are_disjoint_and_free_it_with_the_last() {
     }
     assert!(arena.own(ByteRange::new(5, 5)).unwrap().into_parts(1.try_into().unwrap()).is_empty());
 }
+
+#[test]
+fn payload_is_sent_into_a_socket_and_nothing_past_it() {
+    use std::io::Read as _;
+    let arena = arena(1000);
+    let bytes: Vec<u8> = (0..1000).map(|at| at as u8).collect();
+    arena.copy_in(0, &bytes).unwrap();
+    let (sender, mut receiver) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert_eq!(arena.send(&sender, ByteRange::new(10, 1000)).unwrap(), 990);
+    let mut found = vec![0; 990];
+    receiver.read_exact(&mut found).unwrap();
+    assert_eq!(found, bytes[10..]);
+    let past = arena.send(&sender, ByteRange::new(999, 1001)).unwrap_err();
+    assert_eq!(past.kind(), std::io::ErrorKind::InvalidInput);
+    drop(receiver);
+    let gone = arena.send(&sender, ByteRange::new(0, 1)).unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::BrokenPipe, "an error and no signal");
+}

@@ -18,10 +18,11 @@ use std::{fmt::Write as _, fs, process::Command, thread};
 const RESULTS: &str = "docs/results/foundation.md";
 
 /// The benches in the order of the table: package and example.
-const BENCHES: [(&str, &str); 3] = [
+const BENCHES: [(&str, &str); 4] = [
     ("flashboot-memory", "bench_copy"),
     ("flashboot-checkpoint", "bench_checkpoint"),
     ("flashboot-cli", "bench_replicate"),
+    ("flashboot-backend-tcp", "bench_loopback"),
 ];
 
 #[derive(Debug, PartialEq, Deserialize)]

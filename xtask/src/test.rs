@@ -5,6 +5,7 @@
 //! `N passed, N failed, N skipped`, counting stages.
 
 pub(crate) mod cache;
+mod debian;
 mod fuzz;
 mod ignored;
 pub(crate) mod python;
@@ -43,6 +44,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         ptx::check(workspace, needed(python.as_deref())?)?;
         Ok(Outcome::Passed)
     });
+    stages.run("iproute2", debian::iproute2);
     let models = prepare_models(workspace, python.as_deref(), &mut stages);
     run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));

@@ -3,16 +3,21 @@
 use super::replicate::{run_directory, runtime};
 use crate::{
     exit::Failure,
-    human,
+    human, interrupt,
     output::Output,
     table::{Side, Table},
 };
 use clap::Args;
 use flashboot::{
     config::Config,
-    doctor::{self, Diagnosis, Request},
+    doctor::{
+        self, Diagnosis, Request,
+        peer::{self, Ours, Path},
+    },
 };
-use std::{fmt::Write as _, process::ExitCode, time::Duration};
+use flashboot_channel::Endpoint;
+use flashboot_core::{ByteSize, Error};
+use std::{fmt::Write as _, net::SocketAddr, process::ExitCode, time::Duration};
 
 /// A driver sets each GPU up at its first use, and takes its time.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,7 +30,19 @@ pub(crate) struct DoctorArgs {
     /// The longest all of it may take [default: 1m]
     #[arg(long, value_name = "DURATION")]
     timeout: Option<humantime::Duration>,
+    /// Also read from and be read by the host that listens there: what `doctor --listen` printed
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "listen")]
+    peer: Option<Endpoint>,
+    /// Be the peer of others until a signal comes; prints where to reach it. tcp.advertise is what it is called
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// The bytes a second below which a path to the peer is degraded, not ready [default: 100MB]
+    #[arg(long, value_name = "SIZE", requires = "peer")]
+    floor: Option<ByteSize>,
 }
+
+/// Below a gigabit's worth nobody loads a model.
+const FLOOR: ByteSize = ByteSize(100_000_000);
 
 pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
     let request = Request {
@@ -34,13 +51,65 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<
         network: config.network(),
         timeout: args.timeout.map_or(TIMEOUT, Into::into),
     };
+    let ours = Ours {
+        directory: run_directory(),
+        network: config.network(),
+        timeout: request.timeout,
+        floor: args.floor.unwrap_or(FLOOR),
+    };
     let runtime = runtime(false)?;
-    let found = runtime.block_on(doctor::doctor(request));
+    if let Some(at) = args.listen {
+        let advertise = config.tcp.advertise.as_ref().map(|advertised| &advertised.0);
+        let told = |endpoint: &str| {
+            // Whoever asked for one object gets one. A reader of stdout that is gone ends nothing.
+            let _ = output.result(&serde_json::json!({ "endpoint": endpoint }), || format!("{endpoint}\n"));
+        };
+        runtime.block_on(async { peer::listen(at, advertise, &ours, told, interrupt::signalled()).await })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let found = runtime.block_on(async {
+        let mut found = doctor::doctor(request).await?;
+        if let Some(endpoint) = &args.peer {
+            found.paths = peer::meet(endpoint, &ours).await?;
+        }
+        Ok::<_, Error>(found)
+    });
     // A driver that hangs keeps its thread; the process ends without it.
     runtime.shutdown_background();
     let found = found?;
     output.result(&found, || text(&found))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn paths(paths: &[Path]) -> Table {
+    let mut table = Table::new(&[
+        ("path", Side::Left),
+        ("reader", Side::Left),
+        ("ready", Side::Left),
+        ("4 KiB", Side::Right),
+        ("rate", Side::Right),
+        ("why not", Side::Left),
+    ]);
+    for path in paths {
+        let reader = match path.reader {
+            peer::Side::Here => "here",
+            peer::Side::Peer => "peer",
+        };
+        let ready = match (path.ready, path.degraded) {
+            (true, _) => "yes",
+            (false, true) => "degraded",
+            (false, false) => "no",
+        };
+        table.row(vec![
+            path.transport.to_string(),
+            reader.to_owned(),
+            ready.to_owned(),
+            path.latency_us.map_or_else(String::new, |us| format!("{us:.0} µs")),
+            path.bytes_per_s.map_or_else(String::new, human::rate),
+            path.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    table
 }
 
 fn text(found: &Diagnosis) -> String {
@@ -80,10 +149,17 @@ fn text(found: &Diagnosis) -> String {
         table.row(vec![check.name.to_owned(), of, yes(check.ok), check.found.clone()]);
     }
     let _ = write!(text, "\n{}", table.render());
+    if !found.paths.is_empty() {
+        let _ = write!(text, "\n{}", paths(&found.paths).render());
+    }
     let mut remedies: Vec<(String, &str)> = Vec::new();
+    let between = found
+        .paths
+        .iter()
+        .filter_map(|p| Some((format!("{} to the peer", p.transport), p.remedy.as_deref()?)));
     let transports = found.transports.iter().filter_map(|t| Some((t.name.to_string(), t.remedy.as_deref()?)));
     let checks = found.checks.iter().filter_map(|c| Some((c.name.to_owned(), c.remedy.as_deref()?)));
-    for (name, remedy) in checks.chain(transports) {
+    for (name, remedy) in checks.chain(transports).chain(between) {
         if !remedies.iter().any(|(_, said)| *said == remedy) {
             remedies.push((name, remedy));
         }

@@ -3,7 +3,7 @@
 //! Both lie in the cache, outside the clone. The environment was made under another name, so the scripts in
 //! its `bin` point nowhere: use `python -m`.
 
-use super::cache;
+use super::{cache, debian};
 use crate::{shell, workspace::Workspace};
 use anyhow::{Context as _, Result, bail};
 use std::{
@@ -70,18 +70,8 @@ fn ensure_venv() -> Result<()> {
     if shell::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
         return Ok(());
     }
-    let apt = Path::new("/usr/bin/apt-get").exists();
-    if !(apt && shell::quiet(Command::new("id").arg("-u"))?.trim() == "0") {
+    if !debian::may_install()? {
         bail!("python3 has no venv module; install it (Debian: `apt-get install python3-venv`)");
     }
-    let install = || {
-        let mut command = Command::new("apt-get");
-        command.args(["install", "-y", "--no-install-recommends", "python3-venv"]);
-        shell::run(command.env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    // A fresh machine may have no package lists yet.
-    install().or_else(|_| {
-        shell::run(Command::new("apt-get").arg("update"))?;
-        install()
-    })
+    debian::install("python3-venv")
 }
