@@ -54,7 +54,7 @@ impl Fixture for RdmaFixture {
     /// reader is given are for READs. `a_reader_s_key_does_not_write` of the crate's own tests posts a WRITE with such a
     /// key on the provider, which refuses it.
     async fn try_write(&self, _: &Locator, _: Arc<dyn Arena>) -> WriteAttempt {
-        WriteAttempt::Refused("REM_ACCESS_ERR: the key is for READs".into())
+        WriteAttempt::Refused("REM_INV_REQ_ERR: queue pair and key are for READs".into())
     }
 }
 
