@@ -10,7 +10,7 @@ use flashboot_core::{
     Transport as _,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 struct RdmaFixture;
 
@@ -20,7 +20,14 @@ fn config(rank: u32) -> RdmaConfig {
     let own = devices.get((rank as usize).checked_rem(devices.len()).unwrap_or(0));
     let devices = own.cloned().into_iter().collect();
     // Small messages, so that a chunk is several of them and their completions come sparsely.
-    RdmaConfig { devices, max_rails: 1, message: ByteSize(32 << 10), ..RdmaConfig::default() }
+    // And patience: an emulated NIC is a thread of a machine that may have other work.
+    RdmaConfig {
+        devices,
+        max_rails: 1,
+        message: ByteSize(32 << 10),
+        ack_timeout: Duration::from_millis(500),
+        ..RdmaConfig::default()
+    }
 }
 
 #[async_trait]
