@@ -2,10 +2,10 @@
 
 use crate::transport::SERVES;
 use flashboot_core::{
-    Arena, Error, Kind, Location, Locator, MemoryKind, Result, TransportName, check_served,
+    Arena, ArenaSpec, Error, Kind, Location, Locator, MemoryKind, Result, TransportName, check_served,
 };
 use flashboot_cuda::CudaArena;
-use flashboot_memory::{HostArena, boot_id};
+use flashboot_memory::{HostArena, HostArenaConfig, PageKind, boot_id};
 use std::{
     any::Any,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -44,17 +44,30 @@ impl Served {
             Self::Host(arena) => Offer::Host(arena),
             Self::Gpu(arena) => {
                 let descriptor = arena.export_fd()?;
-                Offer::Gpu { arena, descriptor }
+                let words = host_words(&arena)
+                    .inspect_err(|error| tracing::warn!(%error, "readers look at the words through the GPU"))
+                    .ok();
+                Offer::Gpu { arena, descriptor, words }
             }
         })
     }
 }
 
-/// An exported arena with its one descriptor, which any number of readers get copies of.
+/// The words of a GPU arena in a sealed memfd, made once an arena.
+fn host_words(arena: &CudaArena) -> Result<Arc<HostArena>> {
+    let spec = ArenaSpec { payload: 0, shards: arena.shards() };
+    let config = HostArenaConfig { pages: PageKind::Base, ..HostArenaConfig::default() };
+    let words = arena.host_words(|| Ok(HostArena::create(spec, &config)?.0 as Arc<dyn Arena>))?;
+    let any: Arc<dyn Any + Send + Sync> = words as _;
+    any.downcast()
+        .map_err(|_| Error::new(Kind::Invalid, "ipc", "the arena's words are kept by another transport"))
+}
+
+/// An exported arena with its descriptors, which any number of readers get copies of.
 #[derive(Debug)]
 pub(crate) enum Offer {
     Host(Arc<HostArena>),
-    Gpu { arena: Arc<CudaArena>, descriptor: OwnedFd },
+    Gpu { arena: Arc<CudaArena>, descriptor: OwnedFd, words: Option<Arc<HostArena>> },
 }
 
 impl Offer {
@@ -71,13 +84,15 @@ impl Offer {
             Self::Gpu { .. } => MemoryKind::Gpu,
         }
     }
-}
 
-impl AsFd for Offer {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    /// What a reader gets: the memory, and of a GPU arena also the memfd of its words.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match self {
-            Self::Host(arena) => arena.as_fd(),
-            Self::Gpu { descriptor, .. } => descriptor.as_fd(),
+            Self::Host(arena) => vec![arena.as_fd()],
+            Self::Gpu { descriptor, words, .. } => {
+                let words = words.as_deref().map(AsFd::as_fd);
+                std::iter::once(descriptor.as_fd()).chain(words).collect()
+            }
         }
     }
 }

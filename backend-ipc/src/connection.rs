@@ -1,7 +1,8 @@
 //! What stays of a handshake: a silent connection whose end tells that the source is gone.
 
-use flashboot_core::{Error, Kind, Result};
+use flashboot_core::{Error, Kind, Observed, Result, ShardId};
 use flashboot_cuda::SourceAlive;
+use flashboot_memory::ImportedArena;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
 
@@ -29,13 +30,31 @@ impl Connection {
     }
 }
 
-impl SourceAlive for Connection {
+/// A source of GPU memory: its connection, and its words in host memory, which another process of this host reads
+/// without the GPU.
+#[derive(Debug)]
+pub(crate) struct GpuSource {
+    connection: Connection,
+    words: Option<ImportedArena>,
+}
+
+impl GpuSource {
+    pub(crate) fn new(connection: Connection, words: Option<ImportedArena>) -> Self {
+        Self { connection, words }
+    }
+}
+
+impl SourceAlive for GpuSource {
     fn check(&self) -> Result<()> {
-        if !self.is_broken() {
+        if !self.connection.is_broken() {
             return Ok(());
         }
         Err(Error::new(Kind::SourceLost, "observe", "the source died or gave its arena up")
-            .with_peer(&self.peer)
+            .with_peer(&self.connection.peer)
             .with_remedy("go on from another source"))
+    }
+
+    fn words(&self, shard: ShardId) -> Option<Observed> {
+        self.words.as_ref().map(|words| words.observe(shard))
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     error::{deadline, failed},
     wire::{MAX_REPLY, Reply, Request},
 };
-use flashboot_core::{Code, Error, Kind, Locator, Result};
+use flashboot_core::{Code, Error, Kind, Locator, MemoryKind, Result};
 use flashboot_memory::Expected;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -37,6 +37,8 @@ pub(crate) struct Dialled {
     pub(crate) connection: Connection,
     /// The memory, of the kind that the locator says; the caller maps and checks it.
     pub(crate) descriptor: OwnedFd,
+    /// The memfd of a GPU arena's words, where the exporter keeps them in host memory too.
+    pub(crate) words: Option<OwnedFd>,
 }
 
 /// The time left of one call.
@@ -94,15 +96,13 @@ pub(crate) fn dial(locator: &Locator, policy: &Policy, clock: Clock<'_>) -> Resu
     if let Err((refusal, said)) = reply.status {
         return Err(refusal.into_error(&said, peer));
     }
-    let one = <[OwnedFd; 1]>::try_from(descriptors);
-    let [descriptor] = one.map_err(|found| {
-        Error::new(
-            Kind::Protocol,
-            "import",
-            format!("the reply carries {} descriptors, not one", found.len()),
-        )
-        .with_peer(peer)
-    })?;
+    let count = descriptors.len();
+    let most = if reply.memory == MemoryKind::Gpu { 2 } else { 1 };
+    let mut descriptors = descriptors.into_iter();
+    let (Some(descriptor), words, true) = (descriptors.next(), descriptors.next(), count <= most) else {
+        let detail = format!("the reply carries {count} descriptors for {} memory", reply.memory);
+        return Err(Error::new(Kind::Protocol, "import", detail).with_peer(peer));
+    };
     if reply.generation != locator.generation.word() {
         let detail = format!("the exporter answered for generation {:016x}", reply.generation);
         return Err(Error::new(Kind::StaleGeneration, "import", detail).with_peer(peer));
@@ -122,7 +122,7 @@ pub(crate) fn dial(locator: &Locator, policy: &Policy, clock: Clock<'_>) -> Resu
         let detail = format!("the exporter hands out {found} memory, the locator names {named} memory");
         return Err(Error::new(Kind::Mismatch, "import", detail).with_peer(peer));
     }
-    Ok(Dialled { connection: Connection::new(socket, peer.to_owned()), descriptor })
+    Ok(Dialled { connection: Connection::new(socket, peer.to_owned()), descriptor, words })
 }
 
 fn connect_to(clock: &Clock<'_>) -> Result<OwnedFd> {

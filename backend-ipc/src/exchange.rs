@@ -3,6 +3,7 @@
 use crate::{
     arena::{Served, check_locator},
     config::{IpcConfig, Policy},
+    connection::GpuSource,
     dial::{Clock, Dialled, dial},
     endpoint::Endpoint,
     mover::IpcMover,
@@ -107,7 +108,7 @@ impl IpcExchange {
         // Blocking, but never past its deadline; a caller that goes away leaves it to end there.
         let task = tokio::task::spawn_blocking(move || {
             let clock = Clock::new(started, timeout, &locator.endpoint);
-            let Dialled { connection, descriptor } = dial(&locator, &policy, clock)?;
+            let Dialled { connection, descriptor, words: _ } = dial(&locator, &policy, clock)?;
             let arena = map_host(descriptor, &locator)?;
             let left = clock.left("mapping")?.min(LONGEST_POPULATE);
             if populate {
@@ -135,7 +136,8 @@ impl IpcExchange {
             let dialled = dial(&locator, &policy, clock)?;
             let import = map_gpu(into.context(), &dialled, &locator)?;
             clock.left("mapping")?;
-            let alive = Arc::new(dialled.connection);
+            let words = dialled.words.map(|words| map_words(words, &locator)).transpose()?;
+            let alive = Arc::new(GpuSource::new(dialled.connection, words));
             let mover = CudaMover::open(import, into, alive, MoverConfig::default())?;
             Ok(Box::new(mover) as Box<dyn Mover>)
         });
@@ -148,6 +150,24 @@ pub(crate) fn map_host(descriptor: OwnedFd, locator: &Locator) -> Result<Importe
     let Locator { payload, capacity, shards, .. } = *locator;
     ImportedArena::map(descriptor, Expected { payload, capacity, shards })
         .map_err(|e| e.with_peer(&locator.endpoint))
+}
+
+/// Maps the words of a peer's GPU arena: a memfd like a host arena's, without payload.
+fn map_words(descriptor: OwnedFd, locator: &Locator) -> Result<ImportedArena> {
+    let refuse = |e: Error| e.with_peer(&locator.endpoint);
+    let size = rustix::fs::fstat(&descriptor).map_err(|errno| {
+        refuse(crate::error::failed("fstat", errno, "reading the size of the peer's words"))
+    })?;
+    let capacity = u64::try_from(size.st_size).unwrap_or(0);
+    let expected = Expected { payload: 0, capacity, shards: locator.shards };
+    let words = ImportedArena::map(descriptor, expected).map_err(refuse)?;
+    let found = words.observe(ShardId(0)).generation;
+    if found == Some(locator.generation) {
+        return Ok(words);
+    }
+    let found = found.map_or_else(|| "nothing".to_owned(), |generation| generation.to_string());
+    let detail = format!("the peer's words are of {found}, its locator names {}", locator.generation);
+    Err(refuse(Error::new(Kind::StaleGeneration, "import", detail)))
 }
 
 /// Maps a peer's GPU memory read-only on our own GPU.

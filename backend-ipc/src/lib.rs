@@ -30,5 +30,6 @@ mod wire;
 
 pub use config::IpcConfig;
 pub use exchange::IpcExchange;
+pub use probe::{ImportCost, measure_import};
 pub use transport::IpcTransport;
 pub use wire::{PROTOCOL_MAGIC, PROTOCOL_VERSION};

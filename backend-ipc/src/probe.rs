@@ -7,8 +7,10 @@ use crate::{
     directory,
     exchange::{map_gpu, map_host},
 };
-use flashboot_core::{ArenaSpec, Error, Location, Locator, MemoryKind, Readiness};
-use flashboot_cuda::probe as gpu;
+use flashboot_core::{
+    ArenaSpec, Error, Kind, Location, Locator, MemoryKind, Readiness, Result, TransportName,
+};
+use flashboot_cuda::{Context, Device, bounded, probe as gpu};
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind, boot_id, check_seals};
 use std::time::{Duration, Instant};
 
@@ -74,4 +76,34 @@ pub(crate) fn probe_pair(config: &IpcConfig, peer: &Locator, into: &Location) ->
         }
     };
     readiness(trial())
+}
+
+/// What an import took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImportCost {
+    /// Dialling, mapping, and reading the control block.
+    pub total: Duration,
+    /// Of it, inside the driver's calls: import, reserve, map, set access.
+    pub driver: Duration,
+}
+
+/// Imports GPU memory on `device` as a clone would, but without an arena to fill, and lets it go: what set-up costs, also
+/// of memory that two arenas of its size have no room in.
+///
+/// # Errors
+/// As for an import.
+pub async fn measure_import(locators: &[Locator], device: &Device, timeout: Duration) -> Result<ImportCost> {
+    let locator = locators.iter().find(|locator| locator.transport == TransportName::Ipc).cloned();
+    let none = || Error::new(Kind::Unavailable, "import", "the peer offers no ipc");
+    let (locator, device) = (locator.ok_or_else(none)?, device.clone());
+    bounded("import", "mapping the peer's memory", timeout, move || {
+        let context = Context::open(&device)?;
+        let began = Instant::now();
+        let config = IpcConfig::default();
+        let dialled = dial(&locator, &config.policy(), Clock::new(began, timeout, &locator.endpoint))?;
+        let import = map_gpu(&context, &dialled, &locator)?;
+        import.check_source()?;
+        Ok(ImportCost { total: began.elapsed(), driver: import.driver_calls() })
+    })
+    .await
 }

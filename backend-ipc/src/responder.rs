@@ -22,7 +22,7 @@ use rustix::{
 use std::{
     io::IoSlice,
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -146,7 +146,7 @@ impl Responder {
                     shards: arena.shards(),
                     generation: request.generation,
                 };
-                if send(socket, &reply, Some(offer.as_fd())).is_err() {
+                if send(socket, &reply, &offer.descriptors()).is_err() {
                     return Answer::Refused;
                 }
                 tracing::debug!(generation = %format_args!("{:016x}", request.generation), "a reader attached");
@@ -218,13 +218,12 @@ fn wait_for(connections: &[Connection], rest: Option<Instant>, now: Instant) -> 
 fn refuse(socket: &OwnedFd, refusal: Refusal, why: &str) {
     tracing::debug!(?refusal, why, "refused a reader");
     // A reader that is gone needs no answer.
-    let _ = send(socket, &Reply::refusal(refusal, why), None);
+    let _ = send(socket, &Reply::refusal(refusal, why), &[]);
 }
 
-fn send(socket: &OwnedFd, reply: &Reply, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+fn send(socket: &OwnedFd, reply: &Reply, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let frame = reply.encode();
-    let descriptors: &[BorrowedFd<'_>] = descriptor.as_slice();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::NOBUFS);

@@ -3,8 +3,8 @@
 //! Request (32 bytes): magic u64 · version u32 · zero u32 · generation u64 · token u64 (zero: none).
 //! Reply (48 bytes and up to 512 of text): magic u64 · version u32 · status u32 (0 or a refusal's number) ·
 //! payload u64 · capacity u64 · shards u32 · bytes of text u16 · memory u16 (0 host, 1 GPU) · generation u64 · text. A
-//! reply with status 0 carries exactly one descriptor by SCM_RIGHTS, the host arena's memfd or the GPU arena's memory;
-//! any other carries none. The bytes of `memory` were the upper half of the text's length, always zero: frames
+//! reply with status 0 carries descriptors by SCM_RIGHTS: the host arena's memfd, or the GPU arena's memory and behind it,
+//! where the exporter has one, the memfd of its words (an arena without payload); any other reply carries none. The bytes of `memory` were the upper half of the text's length, always zero: frames
 //! about host arenas have not changed, and whoever does not know GPU memory finds a length that cannot be.
 
 use crate::error::Refusal;

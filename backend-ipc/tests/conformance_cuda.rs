@@ -16,7 +16,11 @@ use std::{
 
 /// The GPU's context is made once a rank and kept, as every program does: to make one takes a driver up to a second.
 #[derive(Default)]
-struct IpcCudaFixture(OnceLock<Result<Context>>);
+struct IpcCudaFixture {
+    own: OnceLock<Result<Context>>,
+    /// Of every GPU, to ask for its free memory.
+    all: OnceLock<Result<Vec<Context>>>,
+}
 
 /// Ranks go around the GPUs that there are.
 fn context(rank: u32) -> Result<Context> {
@@ -44,8 +48,14 @@ impl Fixture for IpcCudaFixture {
 
     fn arena(&self, rank: u32, spec: ArenaSpec) -> Result<Arc<dyn Arena>> {
         let config = CudaArenaConfig { posix_fd: Want::Must, ..CudaArenaConfig::default() };
-        let context = self.0.get_or_init(|| context(rank)).clone()?;
+        let context = self.own.get_or_init(|| context(rank)).clone()?;
         CudaArena::create_in(&context, spec, &config).map(|(arena, _)| arena as _)
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        let contexts = self.all.get_or_init(|| Device::all()?.iter().map(Context::open).collect());
+        let free = |context: &Context| context.memory().expect("a GPU that works").0;
+        Some(contexts.as_ref().expect("GPUs that work").iter().map(free).sum())
     }
 
     async fn open(&self, _: u32, dir: &Path) -> Result<Arc<dyn HandleExchange>> {

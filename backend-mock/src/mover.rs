@@ -230,6 +230,6 @@ impl Transfer {
         let digest = |index| -> BlockDigest {
             arena.with(geometry.block_range(index), |bytes| digest::block(&geometry, index, bytes))
         };
-        Landed { digests: geometry.blocks_of(self.pull.range).map(digest).collect() }
+        Landed { digests: geometry.blocks_of(self.pull.range).map(digest).collect(), generation: None }
     }
 }

@@ -168,7 +168,7 @@ impl Job {
                 (Some(owned), Some(block)) => owned.digests(block),
                 _ => Ok(self.digests()),
             };
-            hashed.map(|digests| Landed { digests })
+            hashed.map(|digests| Landed { digests, generation: None })
         };
         // The range is free before anyone is told.
         drop(on_gpu);

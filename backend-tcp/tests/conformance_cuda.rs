@@ -19,7 +19,11 @@ use std::{
 
 /// The GPU's context is made once a rank and kept, as every program does: to make one takes a driver up to a second.
 #[derive(Default)]
-struct TcpCudaFixture(OnceLock<Result<Context>>);
+struct TcpCudaFixture {
+    own: OnceLock<Result<Context>>,
+    /// Of every GPU there is, for those who ask how much memory is free.
+    all: OnceLock<Result<Vec<Context>>>,
+}
 
 /// Ranks go around the GPUs that there are.
 fn context(rank: u32) -> Result<Context> {
@@ -47,11 +51,17 @@ impl Fixture for TcpCudaFixture {
     /// Of every three ranks one is in host memory: chains pass from GPU to host, host to GPU and GPU to GPU.
     fn arena(&self, rank: u32, spec: ArenaSpec) -> Result<Arc<dyn Arena>> {
         if rank % 3 != 1 {
-            let context = self.0.get_or_init(|| context(rank)).clone()?;
+            let context = self.own.get_or_init(|| context(rank)).clone()?;
             return CudaArena::create_in(&context, spec, &CudaArenaConfig::default())
                 .map(|(arena, _)| arena as _);
         }
         HostArena::create(spec, &HostArenaConfig::default()).map(|(arena, _)| arena as _)
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        let contexts = self.all.get_or_init(|| Device::all()?.iter().map(Context::open).collect());
+        let free = |context: &Context| context.memory().expect("a GPU that works").0;
+        Some(contexts.as_ref().expect("GPUs that work").iter().map(free).sum())
     }
 
     async fn open(&self, _: u32, _: &Path) -> Result<Arc<dyn HandleExchange>> {

@@ -82,6 +82,8 @@ pub(crate) enum Verb {
     Diff(verbs::diff::DiffArgs),
     /// Start a seed and N clones of an image on this host, and verify every block
     Replicate(Box<verbs::replicate::ReplicateArgs>),
+    /// What moving and hashing cost here, beside what the hardware allows
+    Bench(verbs::bench::BenchArgs),
     /// Say which transports and GPUs work on this machine, and what to do where they do not
     Doctor(verbs::doctor::DoctorArgs),
     /// Show the configuration

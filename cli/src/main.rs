@@ -27,6 +27,10 @@ fn main() -> ExitCode {
     // Known before the arguments are: a usage error is an object too.
     let json = arguments.iter().skip(1).take_while(|a| *a != "--").any(|a| a == "--json");
     let output = Output::new(json);
+    // A worker's end is its parent's to tell.
+    if arguments.get(1).is_none_or(|verb| verb != "worker") {
+        interrupt::begin(output);
+    }
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(e) if e.use_stderr() && json => return output.fail(&Failure::usage(clap_message(&e))),

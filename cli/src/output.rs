@@ -5,7 +5,27 @@ use serde_json::{Value, json};
 use std::{
     io::{self, Write},
     process::ExitCode,
+    sync::atomic::{AtomicU8, Ordering},
 };
+
+/// Who says how the verb ended: it is said once.
+static SAID: AtomicU8 = AtomicU8::new(NOBODY);
+const NOBODY: u8 = 0;
+const VERB: u8 = 1;
+const SIGNAL: u8 = 2;
+
+/// Whether it is for `who` to say.
+fn says(who: u8) -> bool {
+    let said = SAID.compare_exchange(NOBODY, who, Ordering::Relaxed, Ordering::Relaxed);
+    said.is_ok() || said == Err(who)
+}
+
+/// Returns where it is for the verb to say; else another thread says so, and then ends this process.
+fn say_or_end() {
+    while !says(VERB) {
+        std::thread::park();
+    }
+}
 
 /// Where results go.
 #[derive(Debug, Clone, Copy)]
@@ -23,12 +43,18 @@ impl Output {
         self.json
     }
 
+    /// As [`fail`](Self::fail), from the thread that watches for signals: unless the verb has said how it ended already.
+    pub(crate) fn fail_by_signal(self, failure: &Failure) -> Option<ExitCode> {
+        says(SIGNAL).then(|| self.print(failure))
+    }
+
     /// The verb's result: the object, or the text that `human` makes.
     pub(crate) fn result(
         self,
         object: &impl serde::Serialize,
         human: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
+        say_or_end();
         if !self.json {
             return self.text(&human());
         }
@@ -45,6 +71,11 @@ impl Output {
 
     /// Prints why a verb failed; its exit code.
     pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
+        say_or_end();
+        self.print(failure)
+    }
+
+    fn print(self, failure: &Failure) -> ExitCode {
         // Nothing is left to try when neither stream takes it.
         if self.json {
             let mut object = failure.beside.clone();

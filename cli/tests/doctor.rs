@@ -5,8 +5,12 @@
 mod common;
 
 use common::{Place, object, said, stand_in::Driver};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::process::Command;
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 fn diagnosis(mut command: Command) -> Value {
     let output = command.arg("--json").output().unwrap();
@@ -103,9 +107,9 @@ fn with_a_channel_imex_is_ready_and_one_gpu_can_be_chosen() {
 fn it_ends_in_time_and_says_what_it_did_not_reach() {
     let place = Place::new();
     let driver = Driver::new(&place);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let found = diagnosis(driver.on(place.flashboot(&["doctor", "--timeout", "0s"])));
-    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+    assert!(began.elapsed() < Duration::from_secs(10));
     let fabric = named(&found["checks"], "FABRIC export");
     assert!(fabric["found"].as_str().unwrap().starts_with("not tried: "), "{fabric}");
     assert_eq!(named(&found["transports"], "imex")["ready"], false);
@@ -144,7 +148,7 @@ fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
     use std::io::{BufRead as _, BufReader};
     let place = Place::new();
     let mut command = place.flashboot(&["doctor", "--listen", "127.0.0.1:0", "--json"]);
-    let mut listening = Listening(command.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut listening = Listening(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(listening.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let endpoint = serde_json::from_str::<Value>(&line).unwrap()["endpoint"].as_str().unwrap().to_owned();
@@ -177,4 +181,46 @@ fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
     let (code, nobody) = place.json(&["doctor", "--peer", "127.0.0.1:1"]);
     assert_eq!((code, &nobody["error"]["peer"]), (1, &"127.0.0.1:1".into()));
     drop(listening);
+}
+
+/// In the middle of a driver's call: no verb but those that write looks after signals by itself.
+#[test]
+fn a_signal_is_said_where_a_verb_does_not_look_after_it() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let held = driver.hang();
+    for (json, signal) in [(true, Signal::TERM), (false, Signal::INT)] {
+        let mut verb = driver.on(place.flashboot(&["doctor"]));
+        let verb = if json { verb.arg("--json") } else { &mut verb };
+        let verb = verb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let began = Instant::now();
+        while !has_thread(verb.id(), "flashboot-probe") {
+            assert!(began.elapsed() < Duration::from_secs(20), "it does not come to the driver");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&verb), signal).unwrap();
+        let output = verb.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        if json {
+            let error = &object(&output)["error"];
+            assert_eq!(
+                (&error["kind"], &error["detail"]),
+                (&"cancelled".into(), &"stopped by a signal".into())
+            );
+        } else {
+            assert!(output.stdout.is_empty(), "{}", said(&output));
+            assert!(
+                String::from_utf8_lossy(&output.stderr).contains("stopped by a signal"),
+                "{}",
+                said(&output)
+            );
+        }
+    }
+    drop(held);
+}
+
+fn has_thread(pid: u32, name: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|comm| comm.trim_end() == name)
 }

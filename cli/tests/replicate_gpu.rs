@@ -118,12 +118,62 @@ fn every_size_arrives_also_where_the_gpu_cannot_hash() {
     }
 }
 
+/// Replicates over two GPUs while the context of the second, and of clone 1 on it, is lost by `fault` after more and more of
+/// its calls. Whenever that falls into the transfer clone 1 alone fails, and it says what by; gives how often it did.
+fn loses_clone_1(machine: &mut Machine, topology: &str, fault: impl Fn(u32) -> String, words: &str) -> usize {
+    let mut in_transfer = 0;
+    for after in [250, 350, 450, 550] {
+        let fault = fault(after);
+        machine.driver.only("FAULTS", &fault);
+        let (exit, report) =
+            machine.replicate(&["-n", "2", "--topology", topology, "--device", "cuda:*", "--chunk", "16MiB"]);
+        if exit == 0 {
+            // It had its last chunk before.
+            continue;
+        }
+        let error = &report["error"];
+        assert_eq!((exit, &error["kind"]), (1, &"context-lost".into()), "{fault}: {report}");
+        let detail = error["detail"].as_str().unwrap();
+        assert!(detail.starts_with("clone 1: ") && detail.contains(words), "{fault}: {detail}");
+        assert!(error["remedy"].as_str().unwrap().contains("restart this process"), "{fault}: {error}");
+        let Some(clones) = report["clones"].as_array() else { continue };
+        in_transfer += 1;
+        assert_eq!((&clones[0]["ready_ms"], &clones[0]["killed"]), (&Value::Null, &false.into()), "{report}");
+        assert_eq!(
+            (&clones[1]["verified"], &clones[1]["source"]),
+            (&5.into(), &0.into()),
+            "{fault}: {report}"
+        );
+    }
+    in_transfer
+}
+
 #[test]
-fn a_gpu_that_dies_is_an_error_and_no_hang() {
+fn a_clone_whose_own_context_is_lost_ends_at_once_and_the_others_finish() {
+    let mut machine = Machine::new();
+    for (topology, code) in [("star", "ECC_UNCORRECTABLE"), ("star", "LAUNCH_FAILED"), ("chain", "CONTAINED")]
+    {
+        let fault = |after| format!("poison:device=1:after={after}:{code}");
+        let times = loses_clone_1(&mut machine, topology, fault, &format!("CUDA_ERROR_{code}"));
+        assert!(times > 0, "{topology}, {code}: never in the transfer");
+    }
+}
+
+#[test]
+fn a_gpu_that_dies_takes_its_clone_along_with_its_cause_and_nobody_else() {
+    let mut machine = Machine::new();
+    let fault = |after| format!("die:device=1:after={after}");
+    let times = loses_clone_1(&mut machine, "star", fault, "CUDA_ERROR_LAUNCH_FAILED");
+    assert!(times > 0, "never in the transfer");
+}
+
+/// Whoever has memory of the dead GPU mapped and reads it loses its own context: an error each, and no hang.
+#[test]
+fn a_gpu_that_dies_under_a_chain_is_an_error_and_no_hang() {
     let mut machine = Machine::new();
     machine.driver.only("FAULTS", "die:device=1:after=400");
     let (exit, report) = machine.replicate(&["-n", "3", "--device", "cuda:*", "--chunk", "16MiB"]);
-    assert_eq!(exit, 1, "{report}");
+    assert_eq!((exit, &report["error"]["kind"]), (1, &"context-lost".into()), "{report}");
     assert!(report["error"]["detail"].as_str().unwrap().contains("clone"), "{report}");
 }
 
@@ -145,6 +195,8 @@ fn what_a_gpu_cannot_do_is_refused_with_a_remedy_before_anyone_starts() {
         ("MIG", "1", "cuda:*", "unavailable", "MIG instance"),
         ("DEVICES", "2", "cuda:7", "unavailable", "cuda:7"),
         ("MEM", "100MiB", "cuda:0", "exhausted", "free"),
+        // Four arenas of 70 MiB would fit; four processes do not.
+        ("MEM", "1GiB", "cuda:0", "exhausted", "about 512MiB for the driver's context of each process"),
     ] {
         machine.driver.only(variable, value);
         let (found, detail, remedy) = machine.refused(&["-n", "3", "--device", device], 1);

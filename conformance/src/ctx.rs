@@ -75,7 +75,8 @@ impl Ctx {
         let arena = self.arena(geometry);
         arena.begin(random_generation());
         let export = exchange.export(Arc::clone(&arena), SETUP).await.expect("the arena is exported");
-        Member { ctx: self.clone(), geometry: *geometry, arena, exchange, export: Some(export) }
+        let sought = Arc::default();
+        Member { ctx: self.clone(), geometry: *geometry, arena, exchange, export: Some(export), sought }
     }
 
     /// As [`member`](Self::member), one of several of this rank in turn: it stands on no board.
@@ -117,8 +118,14 @@ impl Ctx {
     /// A member that holds the payload `salt`, all of it published before its locator stands on the board: a
     /// case may pull from it without looking at its words.
     pub(crate) async fn seed(&self, geometry: &Geometry, salt: u64) -> Member {
+        self.seed_up_to(geometry, salt, geometry.payload()).await
+    }
+
+    /// As [`seed`](Self::seed), but only the first `bytes` are published.
+    pub(crate) async fn seed_up_to(&self, geometry: &Geometry, salt: u64, bytes: u64) -> Member {
         let member = self.exported(self.open().await, geometry).await;
-        member.fill(salt, ShardId(0));
+        oracle::write(&*member.arena, salt, geometry.shard_range(ShardId(0)));
+        member.arena.publish(ShardId(0), bytes).expect("grows");
         member.announce().await;
         member
     }
@@ -173,6 +180,32 @@ impl Ctx {
         panic!("rank {}: {why}", self.rank);
     }
 
+    /// Kills `rank`, which waits for it in [`killed`](Self::killed), at once: SIGKILL for a process.
+    pub(crate) fn kill(&self, rank: u32) {
+        let dir = self.dir.with_file_name(rank.to_string());
+        // First, as for `die`.
+        std::fs::write(death_note(&dir), "").expect("the directory of a rank of this case");
+        if self.fixture.ranks() == Ranks::Processes {
+            let pid = std::fs::read_to_string(pid_note(&dir)).expect("every rank leaves its number");
+            let pid = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a process number");
+            // It is a child of our own parent's, not waited for: the number is nobody else's.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        self.fixture.die(rank);
+    }
+
+    /// Waits to be killed by a peer, and fails if it is not.
+    pub(crate) async fn killed(&self) {
+        self.death_of(self.rank).await;
+        if self.fixture.ranks() == Ranks::Tasks {
+            self.dead.send_replace(true);
+            tokio::task::yield_now().await;
+        }
+        // The signal comes after the note.
+        tokio::time::sleep(PATIENCE).await;
+        panic!("rank {}: a peer was to kill it", self.rank);
+    }
+
     /// Waits until `rank` has died: who stays for it must not leave before.
     pub(crate) async fn death_of(&self, rank: u32) {
         let note = death_note(&self.dir.with_file_name(rank.to_string()));
@@ -189,6 +222,11 @@ pub(crate) fn death_note(dir: &Path) -> PathBuf {
     dir.join("dying")
 }
 
+/// Where a rank that is a process says its number, in its own directory.
+pub(crate) fn pid_note(dir: &Path) -> PathBuf {
+    dir.join("pid")
+}
+
 /// A fresh generation.
 pub(crate) fn random_generation() -> Generation {
     let mut bits = [0; 8];
@@ -203,6 +241,7 @@ pub(crate) struct Member {
     pub(crate) arena: Arc<dyn Arena>,
     pub(crate) exchange: Arc<dyn HandleExchange>,
     pub(crate) export: Option<Box<dyn Export>>,
+    sought: Arc<Mutex<Vec<PeerId>>>,
 }
 
 impl Member {
@@ -251,10 +290,16 @@ impl Member {
             arena: Arc::clone(&self.arena),
             exchange: Arc::clone(&self.exchange),
             fallbacks: Mutex::new(plan.fallbacks.clone()),
+            sought: Arc::clone(&self.sought),
         };
         let mut guard =
             NeverAhead { arena: &*self.arena, held: schedule.holds(self.ctx.rank), verified: 0, observer };
         replicate(job, Arc::new(peers), &mut guard).await
+    }
+
+    /// The sources for which its runs sought another, in order.
+    pub(crate) fn sought(&self) -> Vec<PeerId> {
+        self.sought.lock().expect("no panic under it").clone()
     }
 
     /// Compares every byte with the payload `salt`.
@@ -312,6 +357,7 @@ struct Peers {
     arena: Arc<dyn Arena>,
     exchange: Arc<dyn HandleExchange>,
     fallbacks: Mutex<Vec<u32>>,
+    sought: Arc<Mutex<Vec<PeerId>>>,
 }
 
 #[async_trait]
@@ -321,7 +367,8 @@ impl Sources for Peers {
         self.exchange.import(&text.parse()?, Arc::clone(&self.arena), SETUP).await
     }
 
-    async fn replace(&self, _: PeerId, _: ShardId, _: u64, _: &Error) -> Option<PeerId> {
+    async fn replace(&self, lost: PeerId, _: ShardId, _: u64, _: &Error) -> Option<PeerId> {
+        self.sought.lock().expect("no panic under it").push(lost);
         self.fallbacks.lock().expect("no panic under it").pop().map(|rank| PeerId(u64::from(rank)))
     }
 }

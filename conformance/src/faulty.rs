@@ -20,6 +20,8 @@ pub enum Misfortune {
     Corrupt,
     /// It fails after it has quiesced, with everything in place or not.
     Fail,
+    /// It fails as where the reader's own GPU context is lost: no source is to blame, and none can help.
+    ContextLost,
     /// It takes this much longer to be quiet.
     Late(Duration),
 }
@@ -120,7 +122,7 @@ impl FaultyInFlight {
             let bytes = &bytes[(at.start - range.start) as usize..(at.end - range.start) as usize];
             digest::block(&geometry, index, bytes)
         });
-        Landed { digests: digests.collect() }
+        Landed { digests: digests.collect(), generation: None }
     }
 }
 
@@ -138,6 +140,10 @@ impl InFlight for FaultyInFlight {
         let result = match (self.misfortune, landed) {
             (Misfortune::Corrupt, Ok(_)) => Ok(self.corrupt()),
             (Misfortune::Fail, _) => Err(Error::new(Kind::Io, "faulty", "an injected failure")),
+            (Misfortune::ContextLost, _) => {
+                let error = Error::new(Kind::ContextLost, "faulty", "an injected loss of the context");
+                Err(error.with_remedy("restart this process"))
+            }
             (Misfortune::Late(by), landed) => {
                 tokio::time::sleep(by).await;
                 landed

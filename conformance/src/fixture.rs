@@ -66,6 +66,12 @@ pub trait Fixture: Send + Sync {
         let _ = rank;
     }
 
+    /// Bytes free on all devices that arenas lie on, as their driver says; `None` where memory is the host's. What asking
+    /// costs (a context) is held from the first answer on.
+    fn free_memory(&self) -> Option<u64> {
+        None
+    }
+
     /// What this process holds now.
     fn resources(&self) -> Resources {
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);

@@ -79,6 +79,14 @@ pub unsafe trait Arena: Any + Send + Sync + fmt::Debug {
     /// Where the memory is.
     fn location(&self) -> Location;
 
+    /// Whether this process can still use it; peers may go on reading what is published either way. Returns at once.
+    ///
+    /// # Errors
+    /// [`crate::Kind::ContextLost`], with what did it, where only a new process helps.
+    fn usable(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Copies `from` to payload byte `offset`.
     fn copy_in(&self, offset: u64, from: &[u8]) -> Result<()>;
 

@@ -37,6 +37,8 @@ pub enum Kind {
     Io,
     /// The peer spoke, but not our protocol.
     Protocol,
+    /// This process's own context of a GPU is beyond use: no call of it works again, for no source.
+    ContextLost,
 }
 
 /// Whether trying again can help.
@@ -48,6 +50,8 @@ pub enum Retry {
     SameSource,
     /// Yes, at another source.
     OtherSource,
+    /// Yes, but not in this process: it must end, and a new one join in its place.
+    NewProcess,
 }
 
 impl Kind {
@@ -56,6 +60,7 @@ impl Kind {
         match self {
             Self::Corrupt | Self::Deadline | Self::Busy => Retry::SameSource,
             Self::StaleGeneration | Self::SourceLost | Self::Stalled | Self::Protocol => Retry::OtherSource,
+            Self::ContextLost => Retry::NewProcess,
             _ => Retry::Never,
         }
     }
@@ -256,6 +261,13 @@ mod tests {
         assert_eq!(e.to_string(), "pread: x.img: failed to fill whole buffer");
         let denied = std::io::Error::from_raw_os_error(13);
         assert_eq!(Error::from_io("open", &denied, "x"), Error::from_errno("open", 13, "x"));
+    }
+
+    #[test]
+    fn a_lost_context_is_tried_again_in_no_process_but_a_new_one() {
+        assert_eq!(Kind::ContextLost.retry(), Retry::NewProcess);
+        assert_eq!(Kind::SourceLost.retry(), Retry::OtherSource);
+        assert!(!Kind::ContextLost.is_refusal());
     }
 
     #[test]

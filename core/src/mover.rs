@@ -2,7 +2,7 @@
 
 use crate::{BlockDigest, ByteRange, Generation, Observed, Result, ShardId};
 use async_trait::async_trait;
-use std::{fmt, time::Duration};
+use std::{any::Any, fmt, time::Duration};
 
 /// A participant, as schedules and errors name it. What it stands for is the caller's (a rank, a lease).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -30,14 +30,19 @@ pub struct Landed {
     /// The values of the blocks of the range, in order; empty when none were asked for. They are found, not
     /// checked: the caller compares them with the expected ones.
     pub digests: Vec<BlockDigest>,
+    /// The filling that the source's control block showed after the last byte had been read, where the transport
+    /// looked on the way; `None`: it did not, or the arena was retired, and the caller is to look.
+    pub generation: Option<Generation>,
 }
 
 /// One hop: pulls ranges of one peer's arena into one arena of ours.
 ///
+/// A bench that knows its transport recognises the mover by upcasting to `Any`.
+///
 /// Dropping it ends the import once every pull has quiesced (an import pins the exporter's memory, so do not
 /// keep one longer than the last chunk).
 #[async_trait]
-pub trait Mover: Send + Sync + fmt::Debug {
+pub trait Mover: Any + Send + Sync + fmt::Debug {
     /// The filling the locator named, the only one that may be read through this hop.
     fn generation(&self) -> Generation;
 

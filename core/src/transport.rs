@@ -81,7 +81,7 @@ pub struct Caps {
     pub source_can_throttle: bool,
     /// An attached reader can read what was published after the exporter has died.
     pub outlives_exporter: bool,
-    /// Losing a source can poison the reader's process, which must then restart.
+    /// Losing a source can poison the reader's process ([`Kind::ContextLost`]), which must then restart.
     pub poisons_context: bool,
     /// A reader is told that its source has died. Without it a dead source is one that stands still.
     pub reports_death: bool,

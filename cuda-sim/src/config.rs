@@ -36,9 +36,9 @@ pub(crate) struct Config {
 pub(crate) enum Fault {
     /// `call:nth:code`: the nth call of a function in this process (from 1; `*` is every call) gives the code.
     Call { function: String, nth: Option<u64>, code: u32 },
-    /// `poison:after=N[:code]`: after N calls this process's contexts are beyond use, with NVLINK_UNCORRECTABLE
-    /// or the code.
-    Poison { after: u64, code: u32 },
+    /// `poison[:device=D]:after=N[:code]`: after N calls this process's contexts, or that of the host's device D, are
+    /// beyond use, with NVLINK_UNCORRECTABLE or the code.
+    Poison { device: Option<usize>, after: u64, code: u32 },
     /// `die:device=D:after=N`: after N calls device D of the host is gone.
     Die { device: usize, after: u64 },
 }
@@ -96,13 +96,21 @@ impl Fault {
     fn read(text: &str) -> Option<Self> {
         let parts: Vec<&str> = text.split(':').collect();
         let after = |part: &str| part.strip_prefix("after=")?.parse().ok();
+        let device = |part: &str| part.strip_prefix("device=")?.parse().ok();
+        let poison = |name: &[&str]| match name {
+            [] => Some(code::NVLINK_UNCORRECTABLE),
+            [name] => code::parse(name),
+            _ => None,
+        };
         match *parts.as_slice() {
-            ["poison", n] => Some(Self::Poison { after: after(n)?, code: code::NVLINK_UNCORRECTABLE }),
-            ["poison", n, name] => Some(Self::Poison { after: after(n)?, code: code::parse(name)? }),
-            ["die", device, n] => {
-                let device = device.strip_prefix("device=")?.parse().ok()?;
-                Some(Self::Die { device, after: after(n)? })
+            ["poison", at, ref rest @ ..] if at.starts_with("device=") => {
+                let [n, ref name @ ..] = *rest else { return None };
+                Some(Self::Poison { device: Some(device(at)?), after: after(n)?, code: poison(name)? })
             }
+            ["poison", n, ref name @ ..] => {
+                Some(Self::Poison { device: None, after: after(n)?, code: poison(name)? })
+            }
+            ["die", at, n] => Some(Self::Die { device: device(at)?, after: after(n)? }),
             [function, nth, name] if function.starts_with("cu") => {
                 let nth = if nth == "*" { None } else { Some(nth.parse().ok()?) };
                 Some(Self::Call { function: function.to_owned(), nth, code: code::parse(name)? })
@@ -121,8 +129,13 @@ mod tests {
         let call = |nth, code| Fault::Call { function: "cuMemCreate".into(), nth, code };
         assert_eq!(Fault::parse("cuMemCreate:2:OUT_OF_MEMORY"), call(Some(2), 2));
         assert_eq!(Fault::parse("cuMemCreate:*:800"), call(None, 800));
-        assert_eq!(Fault::parse("poison:after=3"), Fault::Poison { after: 3, code: 220 });
-        assert_eq!(Fault::parse("poison:after=0:CONTAINED"), Fault::Poison { after: 0, code: 721 });
+        let poison = |device, after, code| Fault::Poison { device, after, code };
+        assert_eq!(Fault::parse("poison:after=3"), poison(None, 3, 220));
+        assert_eq!(Fault::parse("poison:after=0:CONTAINED"), poison(None, 0, 226));
+        assert_eq!(Fault::parse("poison:device=1:after=3"), poison(Some(1), 3, 220));
+        assert_eq!(Fault::parse("poison:device=1:after=3:214"), poison(Some(1), 3, 214));
+        assert_eq!(Fault::read("poison:device=1"), None);
+        assert_eq!(Fault::read("poison:after=1:CONTAINED:more"), None);
         assert_eq!(Fault::parse("die:device=1:after=0"), Fault::Die { device: 1, after: 0 });
         assert_eq!(Fault::read("cuMemCreate:x:1"), None);
         assert_eq!(Fault::read("nonsense"), None);

@@ -126,7 +126,7 @@ entries! {
         };
     fn primary_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int) |world, device| {
         let (ordinal, _) = world.device(device)?;
-        world.state().release_primary(world, ordinal)
+        world.settled().release_primary(world, ordinal)
     };
     fn ctx_push = "cuCtxPushCurrent_v2"(context: Object) |world, context| {
         // Row `push-null`. A released context can be pushed (row `primary-released-then-used`).
@@ -169,7 +169,7 @@ entries! {
         }
         out.put(state.vmm.create(world, size, prop, flags)?)
     };
-    fn mem_release = "cuMemRelease"(handle: u64) |world, handle| world.state().mem_release(handle);
+    fn mem_release = "cuMemRelease"(handle: u64) |world, handle| world.settled().mem_release(handle);
     fn mem_export = "cuMemExportToShareableHandle"(
         out: Out<'_, [u8; 64]>, handle: u64, kind: c_uint, flags: c_ulonglong
     ) |world, out, handle, kind, flags| {
@@ -213,7 +213,7 @@ entries! {
         |world, at, size| world.state().vmm.free(at, size);
     fn mem_map = "cuMemMap"(at: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong)
         |world, at, size, offset, handle, flags| world.state().vmm.map(at, size, offset, handle, flags);
-    fn mem_unmap = "cuMemUnmap"(at: u64, size: usize) |world, at, size| world.state().mem_unmap(at, size);
+    fn mem_unmap = "cuMemUnmap"(at: u64, size: usize) |world, at, size| world.settled().mem_unmap(at, size);
     fn set_access = "cuMemSetAccess"(at: u64, size: usize, desc: *const AccessDesc, count: usize)
         |world, at, size, desc, count| {
             if desc.is_null() || count == 0 {
@@ -221,7 +221,7 @@ entries! {
             }
             // SAFETY: the program passes an array of that many.
             let descs = unsafe { slice::from_raw_parts(desc, count) };
-            world.state().set_access(world, at, size, descs)
+            world.settled().set_access(world, at, size, descs)
         };
     fn handle_for_range = "cuMemGetHandleForAddressRange"(
         out: Out<'_, c_int>, at: u64, size: usize, kind: c_uint, flags: c_ulonglong
@@ -302,7 +302,7 @@ entries! {
             let touches = to_touches.into_iter().chain(from_touches).collect();
             let what = format!("cuMemcpyDtoDAsync of {size} bytes");
             let work = Work { what, touches, action: Action::Copy { from, to, size } };
-            state.streams.submit(world, context, stream.name(), work).map(drop)
+            state.submit(world, context, stream.name(), work).map(drop)
         };
     fn copy_dtoh = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: u64, size: usize, stream: Object)
         |world, to, from, size, stream| copy_dtoh_async(world, to, from, size, stream.name());
@@ -323,7 +323,7 @@ entries! {
                 HostRange::Pageable => Action::Staged { from: stage(from.cast(), size), to },
             };
             let work = Work { what: format!("cuMemcpyHtoDAsync of {size} bytes"), touches, action };
-            state.streams.submit(world, context, stream.name(), work).map(drop)
+            state.submit(world, context, stream.name(), work).map(drop)
         };
     fn memset = "cuMemsetD8Async"(at: u64, byte: u8, size: usize, stream: Object)
         |world, at, byte, size, stream| {
@@ -335,7 +335,7 @@ entries! {
             let (to, touches) = state.vmm.resolve(at, size, context, true)?;
             let what = format!("cuMemsetD8Async of {size} bytes");
             let work = Work { what, touches: touches.into(), action: Action::Fill { to, byte, size } };
-            state.streams.submit(world, context, stream.name(), work).map(drop)
+            state.submit(world, context, stream.name(), work).map(drop)
         };
     fn host_alloc = "cuMemHostAlloc"(out: Out<'_, *mut c_void>, size: usize, flags: c_uint)
         |world, out, size, flags| {
@@ -346,7 +346,7 @@ entries! {
         };
     fn host_free = "cuMemFreeHost"(at: *mut c_void) |world, at| {
         world.current()?;
-        world.state().host_free(at.addr())
+        world.settled().host_free(at.addr())
     };
     fn host_register = "cuMemHostRegister_v2"(at: *mut c_void, size: usize, flags: c_uint)
         |world, at, size, flags| {
@@ -355,7 +355,7 @@ entries! {
         };
     fn host_unregister = "cuMemHostUnregister"(at: *mut c_void) |world, at| {
         world.current()?;
-        world.state().host_unregister(at.addr())
+        world.settled().host_unregister(at.addr())
     };
     fn module_load = "cuModuleLoadData"(out: Out<'_, Object>, image: *const c_void) |world, out, image| {
         let context = world.current()?;
@@ -370,7 +370,7 @@ entries! {
     };
     fn module_unload = "cuModuleUnload"(module: Object) |world, module| {
         world.current()?;
-        world.state().module_unload(module.name())
+        world.settled().module_unload(module.name())
     };
     fn module_function = "cuModuleGetFunction"(out: Out<'_, Object>, module: Object, name: *const c_char)
         |world, out, module, name| {
@@ -401,7 +401,7 @@ entries! {
         }
         let arguments = Arguments::of(&kernel, &values(Arguments::wide(&kernel), params));
         let work = state.launch(context, module, &arguments, geometry);
-        state.streams.submit(world, context, stream.name(), work).map(drop)
+        state.submit(world, context, stream.name(), work).map(drop)
     };
 }
 
@@ -431,7 +431,7 @@ fn copy_dtoh_async(
     };
     let what = format!("cuMemcpyDtoHAsync of {size} bytes");
     let work = Work { what, touches, action: Action::Copy { from, to: Place(at), size } };
-    let work = state.streams.submit(world, context, stream, work)?;
+    let work = state.submit(world, context, stream, work)?;
     if pinned {
         return Ok(());
     }

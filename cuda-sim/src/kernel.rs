@@ -206,8 +206,8 @@ impl State {
 }
 
 impl State {
-    /// What a kernel may use: device memory, and pinned memory of the host by its own address (no row: flashboot's
-    /// hash kernel writes its values there, on H200s too).
+    /// What a kernel may use: device memory, and pinned or registered memory of the host by its own address (rows
+    /// `hash-to-pinned`, `look-to-pinned`, `look-to-registered`, `look-to-pageable`, `look-at-other-device`).
     fn reachable(&self, at: u64, size: usize, context: usize, write: bool) -> Option<(Place, Vec<Touch>)> {
         if size == 0 {
             return Some((Place(at as usize), Vec::new()));
@@ -266,7 +266,7 @@ fn sides(arguments: &Arguments) -> (&'static str, Vec<(u64, usize, bool)>) {
     }
 }
 
-/// Chunks are read 16 bytes at a time, values 4, words 8.
+/// Chunks are read 16 bytes at a time, values 4, words 8 (row `look-misaligned`).
 fn aligned(arguments: &Arguments) -> Result<(), u32> {
     let fine = match *arguments {
         Arguments::Tiles { data, out, .. } => data.is_multiple_of(16) && out.is_multiple_of(4),

@@ -20,14 +20,17 @@ pub(crate) struct Streams {
     events: BTreeMap<u64, Event>,
     /// The null stream of each context that used it.
     null: BTreeMap<usize, u64>,
+    /// Contexts beyond use, and what poisoned them.
+    poisoned: BTreeMap<usize, u32>,
     made: u64,
 }
 
 #[derive(Debug)]
 struct Stream {
     context: usize,
-    /// The front is being done.
     queue: VecDeque<Arc<Work>>,
+    /// The front is being done: it cannot be abandoned, and touches memory until it is over.
+    running: bool,
     /// Destroyed: the worker ends with the queue (row `stream-destroy-pending`).
     closing: bool,
 }
@@ -93,20 +96,20 @@ fn labour(world: &'static World, name: u64, number: u64) {
         thread::sleep(delay(world, number, step, was_idle));
         was_idle = false;
         step += 1;
+        let mut state = world.state();
         if let Action::Wait(marker) = &work.action {
-            let mut state = world.state();
             while marker.done().is_none() && !state.streams.is_abandoned(name, &work) {
                 state = world.wait(state);
             }
-            if state.streams.is_abandoned(name, &work) {
-                continue;
-            }
         }
+        if !state.streams.begin(name, &work) {
+            continue;
+        }
+        drop(state);
         let done = work.run();
         let mut state = world.state();
-        if let Some(stream) = state.streams.streams.get_mut(&name)
-            && stream.queue.front().is_some_and(|front| Arc::ptr_eq(front, &work))
-        {
+        if let Some(stream) = state.streams.streams.get_mut(&name) {
+            stream.running = false;
             stream.queue.pop_front();
         }
         if let Err(code) = done {
@@ -133,7 +136,7 @@ impl Streams {
         let name = fresh();
         let number = self.made;
         self.made += 1;
-        self.streams.insert(name, Stream { context, queue: VecDeque::new(), closing: false });
+        self.streams.insert(name, Stream { context, queue: VecDeque::new(), running: false, closing: false });
         let worker = thread::Builder::new().name(format!("cuda-sim-{number}"));
         if worker.spawn(move || labour(world, name, number)).is_err() {
             loud::stop("no thread for a stream");
@@ -157,7 +160,7 @@ impl Streams {
         }
     }
 
-    /// Queues work.
+    /// Queues work. A context that was poisoned since the call began takes none: it would never be done.
     pub(crate) fn submit(
         &mut self,
         world: &'static World,
@@ -166,6 +169,9 @@ impl Streams {
         work: Work,
     ) -> Result<Arc<Work>, u32> {
         let name = self.find(world, context, name)?;
+        if let Some(code) = self.poisoned.get(&context) {
+            return Err(*code);
+        }
         let work = Arc::new(work);
         if let Some(stream) = self.streams.get_mut(&name) {
             stream.queue.push_back(Arc::clone(&work));
@@ -200,12 +206,30 @@ impl Streams {
             .map(|work| work.what.as_str())
     }
 
-    /// What a poisoned context had queued never runs, but for what has begun.
-    pub(crate) fn abandon(&mut self, context: usize) {
+    /// What a poisoned context had queued never runs, but for what has begun. That ends soon: who takes memory away
+    /// waits for it (`World::settled`), and is then answered as if nothing had been pending (row
+    /// `poison-under-pending-copy`).
+    pub(crate) fn abandon(&mut self, context: usize, code: u32) {
+        self.poisoned.entry(context).or_insert(code);
         for stream in self.streams.values_mut().filter(|stream| stream.context == context) {
-            let begun = stream.queue.front().filter(|work| !matches!(work.action, Action::Wait(_))).cloned();
-            stream.queue = begun.into_iter().collect();
+            stream.queue.truncate(usize::from(stream.running));
         }
+    }
+
+    /// Whether work of a poisoned context is still being done.
+    pub(crate) fn is_dying(&self) -> bool {
+        self.streams.values().any(|stream| stream.running && self.poisoned.contains_key(&stream.context))
+    }
+
+    /// Takes the front as begun; false when it was abandoned.
+    fn begin(&mut self, name: u64, work: &Arc<Work>) -> bool {
+        if self.is_abandoned(name, work) {
+            return false;
+        }
+        self.streams.get_mut(&name).is_some_and(|stream| {
+            stream.running = true;
+            true
+        })
     }
 
     /// Whether work is still to be done.

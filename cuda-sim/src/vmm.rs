@@ -16,7 +16,7 @@ use rustix::{
     mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     ptr,
@@ -38,6 +38,8 @@ pub(crate) struct Vmm {
     /// Start to size.
     reservations: BTreeMap<u64, usize>,
     mappings: BTreeMap<u64, Mapping>,
+    /// Devices of the host that are gone.
+    lost: BTreeSet<usize>,
 }
 
 /// Physical memory, here or imported.
@@ -161,6 +163,26 @@ impl Vmm {
             backing,
             _taken: Some(taken),
         }))
+    }
+
+    /// Memory of that device of the host is gone.
+    pub(crate) fn lose(&mut self, physical: usize) {
+        self.lost.insert(physical);
+    }
+
+    fn is_gone(&self, memory: &Memory) -> bool {
+        memory.device.is_some_and(|device| self.lost.contains(&device))
+    }
+
+    /// Whether any of it is memory of a device that is gone.
+    pub(crate) fn is_lost(&self, touches: &[Touch]) -> bool {
+        touches.iter().any(|touch| match touch {
+            Touch::Handle(handle) => {
+                // The handle may be released while its memory is mapped.
+                self.mappings.values().any(|one| one.handle == *handle && self.is_gone(&one.memory))
+            }
+            _ => false,
+        })
     }
 
     fn hold(&mut self, memory: Memory) -> u64 {
@@ -395,16 +417,22 @@ impl State {
             loud::stop(&format!("{handle:#x} is no memory handle"));
         }
         self.must_be_free("cuMemRelease", &Touch::Handle(handle));
-        self.vmm.handles.remove(&handle);
-        Ok(())
+        let memory = self.vmm.handles.remove(&handle);
+        self.answer_for(memory.is_some_and(|memory| self.vmm.is_gone(&memory)))
     }
 
     /// Stricter than row `unmap-under-pending-copy`, where the context is poisoned later.
     pub(crate) fn mem_unmap(&mut self, at: u64, size: usize) -> Result<(), u32> {
         let name = self.vmm.exactly(at, size)?.name;
         self.must_be_free("cuMemUnmap", &Touch::Mapping(name));
-        self.vmm.mappings.remove(&at);
-        Ok(())
+        let mapping = self.vmm.mappings.remove(&at);
+        self.answer_for(mapping.is_some_and(|mapping| self.vmm.is_gone(&mapping.memory)))
+    }
+
+    /// Teardown of memory whose device is gone is done and says that it is not: stricter than row `poison-every-call`,
+    /// where the device is there. Never run on hardware.
+    fn answer_for(&self, gone: bool) -> Result<(), u32> {
+        if gone { Err(code::LAUNCH_FAILED) } else { Ok(()) }
     }
 
     /// Rows `access-part`, `access-unmapped`, `access-bad`, `access-changes`. Stricter than

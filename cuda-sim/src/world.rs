@@ -10,13 +10,14 @@ use crate::{
     pinned::Pins,
     stream::Streams,
     vmm::Vmm,
+    work::{Action, Work},
 };
 use std::{
     cell::RefCell,
     collections::BTreeMap,
     env,
     sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -93,9 +94,9 @@ fn due(function: &'static str) -> Result<(), u32> {
                     return Err(*code);
                 }
             }
-            Fault::Poison { after, code } if total > *after => {
+            Fault::Poison { device, after, code } if total > *after => {
                 if let Some(world) = WORLD.get() {
-                    world.state().poison_all(*code);
+                    world.poison(*device, *code);
                 }
             }
             Fault::Die { device, after } if total > *after => {
@@ -163,6 +164,16 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The state, once nothing of a poisoned context is being done any more: for calls that take away what work may
+    /// touch. Dead work is never pending.
+    pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        while state.streams.is_dying() {
+            state = self.wait(state);
+        }
+        state
+    }
+
     /// Waits until something changed.
     pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
@@ -182,8 +193,23 @@ impl World {
         Ok(top)
     }
 
+    /// The contexts that are retained, or the one of that device of the host, are beyond use.
+    fn poison(&self, physical: Option<usize>, code: u32) {
+        let mut state = self.state();
+        for ordinal in state.contexts.active() {
+            let device = self.devices.get(ordinal).map(|device| device.physical);
+            if physical.is_none() || physical == device {
+                state.poison(ordinal, code);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// The device is gone: its contexts are beyond use, and so is its memory, for whoever has it mapped. Never run on
+    /// hardware.
     fn kill(&self, physical: usize) {
         let mut state = self.state();
+        state.vmm.lose(physical);
         for (ordinal, device) in self.devices.iter().enumerate() {
             if device.physical == physical {
                 state.contexts.kill(ordinal);
@@ -208,13 +234,22 @@ impl State {
     /// A context is beyond use: what it had queued never runs.
     pub(crate) fn poison(&mut self, ordinal: usize, code: u32) {
         if self.contexts.poison(ordinal, code) {
-            self.streams.abandon(ordinal);
+            self.streams.abandon(ordinal, code);
         }
     }
 
-    fn poison_all(&mut self, code: u32) {
-        for ordinal in self.contexts.active() {
-            self.poison(ordinal, code);
+    /// Queues work. What touches memory of a device that is gone fails as over a link that broke. Never run on
+    /// hardware.
+    pub(crate) fn submit(
+        &mut self,
+        world: &'static World,
+        context: usize,
+        stream: u64,
+        mut work: Work,
+    ) -> Result<Arc<Work>, u32> {
+        if self.vmm.is_lost(&work.touches) {
+            work.action = Action::Fault(code::NVLINK_UNCORRECTABLE);
         }
+        self.streams.submit(world, context, stream, work)
     }
 }

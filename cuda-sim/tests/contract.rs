@@ -115,7 +115,6 @@ fn a_row_is_called_stricter_only_where_it_differs_from_the_real_one() {
     }
 }
 
-/// A comment that cites a row cites one that there is.
 #[test]
 fn every_row_that_the_code_cites_is_in_the_transcript() {
     let real: BTreeMap<_, _> = rows(TRANSCRIPT).into_iter().collect();

@@ -34,11 +34,6 @@ fn the_host_cannot_follow_a_device_pointer() {
 }
 
 #[test]
-fn a_kernel_writes_to_pinned_memory_and_hashes_the_same() {
-    assert_eq!(Host::new().answer("sim-hash-to-pinned"), "sync=SUCCESS value=true");
-}
-
-#[test]
 fn a_destroyed_event_aborts() {
     assert_eq!(Host::new().answer("sim-destroyed-event"), "killed by signal 6");
 }
@@ -73,6 +68,39 @@ fn a_device_that_dies_takes_its_contexts_and_leaves_the_others() {
         "info=SUCCESS-then-LAUNCH_FAILED retain=DEVICE_UNAVAILABLE other-device=SUCCESS push=SUCCESS \
          other-info=SUCCESS"
     );
+}
+
+/// Whatever was under way: nothing of a dead device is pending, and nothing aborts.
+#[test]
+fn teardown_on_a_device_that_died_under_its_copies_is_errors_and_no_abort() {
+    for (seed, late) in [("0", "0"), ("1", "500"), ("2", "20000"), ("3", "200000")] {
+        let host = Host::new().with("SEED", seed).with("LATE_US", late);
+        let said = host.with("FAULTS", "die:device=0:after=120").answer("sim-dies-under-pending-copies");
+        assert_eq!(
+            said,
+            "sync=LAUNCH_FAILED event=LAUNCH_FAILED copy=LAUNCH_FAILED unmap-and-release=LAUNCH_FAILED \
+             stream-destroy=LAUNCH_FAILED host-free=LAUNCH_FAILED pop=SUCCESS primary-release=SUCCESS",
+            "seed {seed}, {late} us late"
+        );
+    }
+}
+
+#[test]
+fn who_copies_from_a_device_that_died_loses_its_own_context() {
+    let said = Host::new().with("FAULTS", "die:device=1:after=60").answer("sim-peer-dies");
+    assert_eq!(
+        said,
+        "early-copy=SUCCESS early-sync=SUCCESS info=SUCCESS late-copy=SUCCESS late-sync=NVLINK_UNCORRECTABLE \
+         info-after=NVLINK_UNCORRECTABLE unmap-own=SUCCESS unmap-peers=LAUNCH_FAILED"
+    );
+}
+
+#[test]
+fn a_context_is_poisoned_on_the_device_asked_for_and_no_other() {
+    let host = Host::new().with("FAULTS", "poison:device=1:after=10:CONTAINED");
+    assert!(host.answer("sim-many-calls").starts_with("info=SUCCESS retain=SUCCESS other-device=SUCCESS"));
+    let host = Host::new().with("FAULTS", "poison:device=0:after=10:CONTAINED");
+    assert!(host.answer("sim-many-calls").starts_with("info=SUCCESS-then-CONTAINED retain=CONTAINED"));
 }
 
 #[test]

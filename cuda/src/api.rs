@@ -116,7 +116,6 @@ api! {
     event_destroy = "cuEventDestroy_v2": fn(Opaque);
     event_record = "cuEventRecord": fn(Opaque, Opaque);
     event_query = "cuEventQuery": fn(Opaque);
-    event_synchronize = "cuEventSynchronize": fn(Opaque);
     event_elapsed = "cuEventElapsedTime": fn(*mut f32, Opaque, Opaque);
     copy_dtod = "cuMemcpyDtoDAsync_v2": fn(DevicePtr, DevicePtr, usize, Opaque);
     copy_dtoh = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, DevicePtr, usize, Opaque);

@@ -8,6 +8,7 @@ use crate::{
     bounce::Bounce,
     hash::{self, Hasher},
     ops::{Access, handle_type},
+    stream::{Event, Stream},
     vmm::Mapping,
     words::DeviceWords,
 };
@@ -17,19 +18,22 @@ use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,
     claims::{Claim, Claims},
-    control::{self, ControlBlock, Header},
+    control::{self, ControlBlock, Header, Words as _},
     digest::{self, Piece},
 };
 use std::{
     any::Any,
     fs,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES`: no flush is ever needed.
 const ORDERED_FOR_ALL: i32 = 200;
+
+/// Bytes hashed at once: what fits a part of the scratch memory.
+const DIGESTS_AT_ONCE: u64 = 2 << 30;
 
 /// How an arena was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,8 @@ pub struct ArenaReport {
 pub struct CudaArena {
     control: ControlBlock<DeviceWords>,
     words: DeviceWords,
+    /// The same words where peers of this host read them without the GPU.
+    host_words: Mutex<Option<Arc<dyn Arena>>>,
     bounce: Mutex<Option<Bounce>>,
     hasher: Hasher,
     mapping: Mapping,
@@ -99,6 +105,7 @@ impl CudaArena {
         let words = DeviceWords::new(context, at, control::size(spec.shards))?;
         let header = Header { shards: spec.shards, payload: spec.payload };
         let control = ControlBlock::initialise(words.clone(), header);
+        words.fence();
         words.check()?;
         let report = ArenaReport {
             capacity,
@@ -113,6 +120,7 @@ impl CudaArena {
         let arena = Self {
             control,
             words,
+            host_words: Mutex::new(None),
             bounce: Mutex::new(None),
             hasher: Hasher::new(context),
             mapping,
@@ -129,6 +137,36 @@ impl CudaArena {
     pub fn from_arena(arena: &Arc<dyn Arena>) -> Option<Arc<Self>> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
         any.downcast().ok()
+    }
+
+    /// The words of this arena's control block in host memory too: in an arena without payload, which `make` makes at
+    /// the first call. It is retired before this one, and published to before this one, so that it never shows a
+    /// filling that is gone nor holds back one that is there.
+    ///
+    /// # Errors
+    /// Those of `make`; [`Kind::Invalid`] when it has another number of shards.
+    pub fn host_words(&self, make: impl FnOnce() -> Result<Arc<dyn Arena>>) -> Result<Arc<dyn Arena>> {
+        let mut host = self.lock_words();
+        if let Some(words) = &*host {
+            return Ok(Arc::clone(words));
+        }
+        let words = make()?;
+        if words.shards() != self.spec.shards {
+            let detail = format!("{} words for {} shards", words.shards(), self.spec.shards);
+            return Err(Error::new(Kind::Invalid, "host words", detail));
+        }
+        if let Some(generation) = self.control.observe(ShardId(0)).generation {
+            words.begin(generation);
+            for shard in (0..self.spec.shards).map(ShardId) {
+                words.publish(shard, self.control.observe(shard).progress)?;
+            }
+        }
+        Ok(Arc::clone(host.insert(words)))
+    }
+
+    /// Whether its words are also in host memory; the lock keeps both in step.
+    fn lock_words(&self) -> MutexGuard<'_, Option<Arc<dyn Arena>>> {
+        self.host_words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The context it lives in.
@@ -213,12 +251,45 @@ impl CudaArena {
     fn digests_with(&self, bounce: &mut Bounce, claim: &Claim, block: u64) -> Result<Vec<BlockDigest>> {
         let range = claim.range();
         let at = self.mapping.at();
-        // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
-        let launched = unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, range, block) }?;
-        match launched {
-            Some(launched) => bounce.stream().synchronize().map(|()| launched.digests()),
-            None => self.digests_through(bounce, range, block),
+        let window = (DIGESTS_AT_ONCE / block).max(1) * block;
+        let mut digests = Vec::new();
+        let mut start = range.start;
+        while start < range.end {
+            let part = ByteRange::new(start, start.saturating_add(window).min(range.end));
+            // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+            let launched =
+                unsafe { self.hasher.launch(bounce.stream(), at, self.spec.payload, part, block) }?;
+            digests.extend(match launched {
+                Some(launched) => bounce.stream().synchronize().map(|()| launched.digests())?,
+                None => self.digests_through(bounce, part, block)?,
+            });
+            start = part.end;
         }
+        Ok(digests)
+    }
+
+    /// As [`digests`](Self::digests), on the GPU only and without looking at the values: what the hash of `range` took,
+    /// by the GPU's own events. For benches.
+    ///
+    /// # Errors
+    /// As for [`digests`](Self::digests); [`Kind::Unavailable`] where the kernel is refused.
+    pub fn measure_hash(&self, range: ByteRange, block: u64) -> Result<Duration> {
+        hash::check_blocks(self.spec.payload, range, block)?;
+        let stream = Stream::new(self.context())?;
+        let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
+        let _claim = self.claims.claim(range)?;
+        begin.record(&stream)?;
+        // SAFETY: the claim keeps writers off, `self` keeps the memory, until the stream has passed below.
+        let launched =
+            unsafe { self.hasher.launch(&stream, self.mapping.at(), self.spec.payload, range, block) };
+        let marked = end.record(&stream);
+        stream.synchronize()?;
+        if launched?.is_none() {
+            let refused = self.hasher.refused().map_or_else(|| "such blocks".to_owned(), ToString::to_string);
+            return Err(Error::new(Kind::Unavailable, "hash", format!("not on this GPU: {refused}")));
+        }
+        marked?;
+        end.elapsed_since(&begin)
     }
 
     /// Why verification goes through the host; `None` while the GPU does it.
@@ -321,6 +392,10 @@ unsafe impl Arena for CudaArena {
         self.location.clone()
     }
 
+    fn usable(&self) -> Result<()> {
+        self.context().lost().map_or(Ok(()), Err)
+    }
+
     fn copy_in(&self, offset: u64, from: &[u8]) -> Result<()> {
         let range = range_of("copy in", offset, from.len())?;
         let to = self.inside("copy in", range)?;
@@ -360,15 +435,32 @@ unsafe impl Arena for CudaArena {
     }
 
     fn retire(&self) {
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.retire();
+        }
         self.control.retire();
     }
 
     fn begin(&self, generation: Generation) {
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.retire();
+        }
         self.control.begin(generation);
+        // Whoever gets a locator of it finds it there.
+        self.words.fence();
+        if let Some(words) = &*host {
+            words.begin(generation);
+        }
     }
 
     fn publish(&self, shard: ShardId, bytes: u64) -> Result<()> {
         self.words.check()?;
+        let host = self.lock_words();
+        if let Some(words) = &*host {
+            words.publish(shard, bytes)?;
+        }
         self.control.publish(shard, bytes)?;
         self.words.check()
     }

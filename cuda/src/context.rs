@@ -115,10 +115,12 @@ impl Inner {
         let current = Current::enter(self);
         // Without the context the step may fail too; not trying would leak for certain.
         let result = step(ops);
+        // Of a context that is lost nothing else is to be expected, and the loss itself was told.
+        let was_lost = self.sticky.get().is_some();
         for error in [current.as_ref().err(), result.as_ref().err()].into_iter().flatten() {
             self.note(*error);
-            if error.code == crate::error::code::DEINITIALIZED {
-                debug!(%error, "teardown after the driver's own");
+            if was_lost || error.code == crate::error::code::DEINITIALIZED {
+                debug!(%error, "a step of teardown after the context's or the driver's own");
             } else {
                 warn!(gpu = self.device.uuid(), %error, "a step of teardown failed");
             }

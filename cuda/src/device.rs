@@ -214,7 +214,8 @@ fn driver_version(ops: &dyn Ops) -> Result<u32> {
     .with_remedy("install an NVIDIA driver of release 535 or later"))
 }
 
-fn mig(name: &str) -> Error {
+/// The refusal of a MIG instance.
+pub(crate) fn mig(name: &str) -> Error {
     Error::new(Kind::Unavailable, "device", format!("{name} is a MIG instance"))
         .with_remedy("give this process a whole GPU (nvidia-smi -mig 0): a MIG instance has no peer access and its handles cannot be mapped by another")
 }
@@ -256,7 +257,7 @@ fn find_in(devices: Vec<Device>, selector: &str) -> Result<Device> {
             "name a GPU by its UUID (GPU-…), its PCI address or cuda:N; nvidia-smi -L lists them",
         )
     };
-    if selector.starts_with("MIG-") {
+    if selector.to_ascii_lowercase().starts_with("mig-") {
         return Err(mig(selector));
     }
     let wanted = Selector::parse(selector).ok_or_else(|| invalid(format!("`{selector}` names no GPU")))?;
@@ -350,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_mig_instance_is_refused_with_the_reason() {
-        for selector in ["cuda:2", "GPU-33", "MIG-0a1b"] {
+        for selector in ["cuda:2", "GPU-33", "MIG-0a1b", "mig-0a1b"] {
             let refused = found(selector).unwrap_err();
             assert_eq!(refused.kind(), Kind::Unavailable);
             assert!(refused.to_string().contains("MIG instance"), "{refused}");

@@ -31,17 +31,22 @@ pub(crate) mod code {
     pub(crate) const INVALID_PTX: u32 = 218;
     pub(crate) const NVLINK_UNCORRECTABLE: u32 = 220;
     pub(crate) const UNSUPPORTED_PTX_VERSION: u32 = 222;
+    pub(crate) const CONTAINED: u32 = 226;
     pub(crate) const INVALID_HANDLE: u32 = 400;
     pub(crate) const NOT_READY: u32 = 600;
     pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
+    pub(crate) const LAUNCH_TIMEOUT: u32 = 702;
+    pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
+    pub(crate) const ASSERT: u32 = 710;
     pub(crate) const HARDWARE_STACK_ERROR: u32 = 714;
     pub(crate) const LAUNCH_FAILED: u32 = 719;
+    pub(crate) const TENSOR_MEMORY_LEAK: u32 = 721;
     pub(crate) const NOT_PERMITTED: u32 = 800;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
     pub(crate) const SYSTEM_NOT_READY: u32 = 802;
     pub(crate) const SYSTEM_DRIVER_MISMATCH: u32 = 803;
     pub(crate) const COMPAT_NOT_SUPPORTED: u32 = 804;
-    pub(crate) const CONTAINED: u32 = 721;
+    pub(crate) const MPS_CLIENT_TERMINATED: u32 = 810;
     pub(crate) const EXTERNAL_DEVICE: u32 = 911;
 }
 
@@ -69,6 +74,8 @@ impl CudaError {
             code::INVALID_HANDLE => "CUDA_ERROR_INVALID_HANDLE",
             code::NOT_READY => "CUDA_ERROR_NOT_READY",
             code::ILLEGAL_ADDRESS => "CUDA_ERROR_ILLEGAL_ADDRESS",
+            code::LAUNCH_TIMEOUT => "CUDA_ERROR_LAUNCH_TIMEOUT",
+            code::CONTEXT_IS_DESTROYED => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
             code::HARDWARE_STACK_ERROR => "CUDA_ERROR_HARDWARE_STACK_ERROR",
             code::LAUNCH_FAILED => "CUDA_ERROR_LAUNCH_FAILED",
             code::CONTAINED => "CUDA_ERROR_CONTAINED",
@@ -77,16 +84,29 @@ impl CudaError {
             code::SYSTEM_NOT_READY => "CUDA_ERROR_SYSTEM_NOT_READY",
             code::SYSTEM_DRIVER_MISMATCH => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             code::COMPAT_NOT_SUPPORTED => "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+            code::MPS_CLIENT_TERMINATED => "CUDA_ERROR_MPS_CLIENT_TERMINATED",
             code::EXTERNAL_DEVICE => "CUDA_ERROR_EXTERNAL_DEVICE",
             _ => return None,
         })
     }
 
-    /// Whether the context is beyond use: every later call fails, and only a new process helps.
+    /// Whether the context is beyond use: every later call fails, and only a new process helps. These are the codes
+    /// of which the manual says so, and that of a context that is gone.
     pub fn is_sticky(self) -> bool {
         matches!(
             self.code,
-            code::ECC_UNCORRECTABLE | code::NVLINK_UNCORRECTABLE | code::ILLEGAL_ADDRESS..=code::CONTAINED
+            code::ECC_UNCORRECTABLE
+                | code::NVLINK_UNCORRECTABLE
+                | code::CONTAINED
+                | code::ILLEGAL_ADDRESS
+                | code::LAUNCH_TIMEOUT
+                | code::CONTEXT_IS_DESTROYED
+                | code::ASSERT
+                | code::HARDWARE_STACK_ERROR
+                ..=code::LAUNCH_FAILED
+                    | code::TENSOR_MEMORY_LEAK
+                    | code::MPS_CLIENT_TERMINATED
+                    | code::EXTERNAL_DEVICE
         )
     }
 
@@ -104,7 +124,7 @@ impl CudaError {
             | code::SYSTEM_DRIVER_MISMATCH
             | code::PEER_ACCESS_UNSUPPORTED
             | code::COMPAT_NOT_SUPPORTED => Kind::Unavailable,
-            _ if self.is_sticky() => Kind::SourceLost,
+            _ if self.is_sticky() => Kind::ContextLost,
             _ => Kind::Io,
         }
     }
@@ -128,7 +148,7 @@ impl CudaError {
                 "another process has the GPU exclusively: see its compute mode in nvidia-smi"
             }
             _ if self.is_sticky() => {
-                "restart this process: the GPU's context is beyond use (see dmesg for the Xid)"
+                "restart this process and let it join again: its GPU context is beyond use (see dmesg for the Xid)"
             }
             _ => return None,
         })
@@ -153,6 +173,33 @@ impl From<CudaError> for Error {
         match e.remedy() {
             Some(remedy) => error.with_remedy(remedy),
             None => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u32) -> CudaError {
+        CudaError { call: "cuEventQuery", code }
+    }
+
+    #[test]
+    fn what_poisons_a_context_is_its_loss_and_says_to_restart() {
+        for code in [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911] {
+            let lost: Error = error(code).into();
+            assert_eq!(lost.kind(), Kind::ContextLost, "{code}");
+            assert!(lost.remedy().is_some_and(|remedy| remedy.contains("restart this process")), "{lost}");
+        }
+    }
+
+    /// Among them what lies between sticky ones: too many resources, peer access, registered memory.
+    #[test]
+    fn what_only_refuses_one_call_does_not_end_a_process() {
+        for code in [1, 2, 46, 400, 600, 701, 703, 704, 705, 708, 711, 712, 713, 720, 800, 801, 806, 999] {
+            assert!(!error(code).is_sticky(), "{code}");
+            assert_ne!(Error::from(error(code)).kind(), Kind::ContextLost, "{code}");
         }
     }
 }

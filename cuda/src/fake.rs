@@ -475,10 +475,6 @@ impl Ops for Fake {
     fn event_query(&self, _: Object) -> Call<bool> {
         Ok(!self.enter("cuEventQuery", true)?.held)
     }
-    fn event_synchronize(&self, _: Object) -> Call<()> {
-        self.pass(self.enter("cuEventSynchronize", true)?);
-        Ok(())
-    }
     fn event_elapsed_ms(&self, _: Object, _: Object) -> Call<f32> {
         self.enter("cuEventElapsedTime", true).map(|_| 1.0)
     }

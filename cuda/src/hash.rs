@@ -14,7 +14,7 @@ use crate::{
 use flashboot_core::{BlockDigest, ByteRange, Error, Kind, Result};
 use std::{
     ffi::{CStr, CString},
-    sync::OnceLock,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// Made from `kernels/blake3.cu` by `cargo xtask ptx`.
@@ -127,14 +127,66 @@ pub(crate) fn check_blocks(payload: u64, range: ByteRange, block: u64) -> Result
 pub(crate) struct Hasher {
     context: Context,
     slots: Pool<Slot>,
+    scratch: OnceLock<Option<Arc<Scratch>>>,
     refused: OnceLock<Error>,
+}
+
+/// Device memory for values of tiles: one granule an arena, in parts.
+#[derive(Debug)]
+struct Scratch {
+    /// Keeps what the parts are of.
+    _mapping: Mapping,
+    /// Where free parts begin.
+    free: Mutex<Vec<DevicePtr>>,
+}
+
+/// Bytes of a part: the tiles of 2 GiB.
+const PART: u64 = 256 << 10;
+
+/// Where a launch puts the values of tiles.
+#[derive(Debug)]
+enum Tiles {
+    /// A block is no larger than a tile: its value goes where the digests do.
+    None,
+    Part {
+        at: DevicePtr,
+        of: Arc<Scratch>,
+    },
+    /// For more than 2 GiB at once, or when every part is in use.
+    Own(Mapping),
+}
+
+impl Tiles {
+    fn size(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Part { .. } => PART,
+            Self::Own(mapping) => mapping.size(),
+        }
+    }
+
+    fn at(&self) -> Option<DevicePtr> {
+        match self {
+            Self::None => None,
+            Self::Part { at, .. } => Some(*at),
+            Self::Own(mapping) => Some(mapping.at()),
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        if let Self::Part { at, of } = self {
+            of.free.lock().unwrap_or_else(PoisonError::into_inner).push(*at);
+        }
+    }
 }
 
 /// What one launch works in.
 #[derive(Debug)]
 struct Slot {
     /// Values of tiles, in device memory.
-    scratch: Option<Mapping>,
+    tiles: Tiles,
     /// Values of blocks; the kernel writes them here itself.
     digests: Pinned,
 }
@@ -156,7 +208,21 @@ impl Launched {
 
 impl Hasher {
     pub(crate) fn new(context: &Context) -> Self {
-        Self { context: context.clone(), slots: Pool::default(), refused: OnceLock::new() }
+        Self {
+            context: context.clone(),
+            slots: Pool::default(),
+            scratch: OnceLock::new(),
+            refused: OnceLock::new(),
+        }
+    }
+
+    /// Makes ahead what two launches of up to 2 GiB need, so that no pull waits for it: pinning takes 0.1 ms. What does
+    /// not work is told when it is needed.
+    pub(crate) fn warm(&self) {
+        let whole = ByteRange::new(0, PART / VALUE * TILE * CHUNK);
+        let plan = Plan::new(u64::MAX, whole, TILE * CHUNK * 64);
+        let Some(plan) = plan.filter(|_| self.context.kernel().is_ok()) else { return };
+        drop((self.slot(plan), self.slot(plan)));
     }
 
     /// Why hashing goes through the host, once it does.
@@ -222,17 +288,36 @@ impl Hasher {
     fn slot(&self, plan: Plan) -> Result<Pooled<Slot>> {
         let digests = (u64::from(plan.blocks) * VALUE) as usize;
         let scratch = if plan.per_block.is_some() { plan.values * VALUE } else { 0 };
-        let fits = |slot: &Slot| {
-            slot.digests.len() >= digests && slot.scratch.as_ref().map_or(0, Mapping::size) >= scratch
-        };
+        let fits = |slot: &Slot| slot.digests.len() >= digests && slot.tiles.size() >= scratch;
         self.slots.take(fits, || {
-            let scratch = if scratch == 0 { None } else { Some(self.scratch(scratch)?) };
             // 4 KiB: 128 blocks, 2 GiB of 16 MiB ones.
-            Ok(Slot { scratch, digests: Pinned::new(&self.context, digests.max(4096))? })
+            Ok(Slot { tiles: self.tiles(scratch)?, digests: Pinned::new(&self.context, digests.max(4096))? })
         })
     }
 
-    fn scratch(&self, bytes: u64) -> Result<Mapping> {
+    fn tiles(&self, bytes: u64) -> Result<Tiles> {
+        if bytes == 0 {
+            return Ok(Tiles::None);
+        }
+        if bytes <= PART
+            && let Some(scratch) = self.scratch.get_or_init(|| self.new_scratch().ok())
+        {
+            let part = scratch.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            if let Some(at) = part {
+                return Ok(Tiles::Part { at, of: Arc::clone(scratch) });
+            }
+        }
+        self.memory(bytes).map(Tiles::Own)
+    }
+
+    fn new_scratch(&self) -> Result<Arc<Scratch>> {
+        let mapping = self.memory(PART)?;
+        let parts = (0..mapping.size() / PART).map(|part| mapping.at() + part * PART).collect();
+        Ok(Arc::new(Scratch { _mapping: mapping, free: Mutex::new(parts) }))
+    }
+
+    /// Device memory, rounded up to its granularity.
+    fn memory(&self, bytes: u64) -> Result<Mapping> {
         let device = self.context.device().ordinal;
         let kind = AllocationKind { device, handle_types: 0, gpu_direct_rdma: false };
         let granularity = self.context.call(|ops| ops.mem_granularity(kind))?;
@@ -255,7 +340,7 @@ impl Hasher {
         let root = u32::from(plan.root);
         let digests = slot.digests.as_ptr().expose_provenance() as u64;
         // With unified addressing, which every 64-bit driver has, pinned memory has one address everywhere.
-        let values = slot.scratch.as_ref().filter(|_| plan.per_block.is_some()).map_or(digests, Mapping::at);
+        let values = slot.tiles.at().filter(|_| plan.per_block.is_some()).unwrap_or(digests);
         let launch = |function, grid, block, args: &mut [Arg]| {
             let launch = Launch { function, grid, block, stream: stream.object(), args };
             self.context.call(|ops| {

@@ -7,7 +7,10 @@ use crate::{
     vmm::{Mapping, Memory},
 };
 use flashboot_core::{Code, Error, Generation, Kind, Location, Locator, MAX_SHARDS, Result, control};
-use std::os::fd::BorrowedFd;
+use std::{
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
+};
 
 /// A peer's arena in our address space. Dropping it ends the import; until then it pins the peer's memory.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub struct Import {
     shards: u32,
     /// The source lies in this GPU's own memory.
     same_gpu: bool,
+    /// What the driver's calls took.
+    calls: Duration,
 }
 
 impl Import {
@@ -28,7 +33,7 @@ impl Import {
     /// [`Kind::Mismatch`] when the locator's numbers do not fit each other, this GPU's granularity or the memory.
     pub fn from_fd(context: &Context, fd: BorrowedFd<'_>, locator: &Locator) -> Result<Self> {
         check(context, locator)?;
-        Self::map(Memory::import_fd(context, fd, locator.capacity)?, locator)
+        Self::map(locator, || Memory::import_fd(context, fd, locator.capacity))
     }
 
     /// From the fabric handle that a peer in the same NVLink domain sent.
@@ -37,11 +42,12 @@ impl Import {
     /// As for [`from_fd`](Self::from_fd).
     pub fn from_fabric(context: &Context, handle: &[u8; 64], locator: &Locator) -> Result<Self> {
         check(context, locator)?;
-        Self::map(Memory::import_fabric(context, handle, locator.capacity)?, locator)
+        Self::map(locator, || Memory::import_fabric(context, handle, locator.capacity))
     }
 
-    fn map(memory: Memory, locator: &Locator) -> Result<Self> {
-        let mapping = Mapping::new(memory, Access::Read).map_err(|e| {
+    fn map(locator: &Locator, memory: impl FnOnce() -> Result<Memory>) -> Result<Self> {
+        let began = Instant::now();
+        let mapping = Mapping::new(memory()?, Access::Read).map_err(|e| {
             if e.op() == "cuMemMap" && e.code() == Some(Code::Cuda(crate::error::code::INVALID_VALUE)) {
                 let detail =
                     format!("the peer's memory has not the {} bytes of its locator", locator.capacity);
@@ -49,10 +55,11 @@ impl Import {
             }
             e
         })?;
+        let calls = began.elapsed();
         let ours = mapping.context().device().uuid();
         let same_gpu = matches!(&locator.location, Location::Gpu { uuid, .. } if uuid == ours);
         let Locator { generation, payload, shards, .. } = *locator;
-        Ok(Self { mapping, generation, payload, shards, same_gpu })
+        Ok(Self { mapping, generation, payload, shards, same_gpu, calls })
     }
 
     /// Reads the control block's header over the fabric, and compares it with the locator. Blocks.
@@ -77,6 +84,12 @@ impl Import {
     /// The filling that the locator named.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// What the driver took for the import's four calls: import, reserve, map, set access. The rest of an import's time
+    /// is ours.
+    pub fn driver_calls(&self) -> Duration {
+        self.calls
     }
 
     pub(crate) fn is_same_gpu(&self) -> bool {

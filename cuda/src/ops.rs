@@ -147,7 +147,6 @@ pub(crate) trait Ops: Send + Sync + fmt::Debug {
     fn event_record(&self, event: Object, stream: Object) -> Call<()>;
     /// Whether everything before the event is done.
     fn event_query(&self, event: Object) -> Call<bool>;
-    fn event_synchronize(&self, event: Object) -> Call<()>;
     fn event_elapsed_ms(&self, start: Object, end: Object) -> Call<f32>;
     /// # Safety
     /// See [`Ops`].
@@ -419,10 +418,6 @@ impl Ops for Real {
             Err(e) if e.code == crate::error::code::NOT_READY => Ok(false),
             Err(e) => Err(e),
         }
-    }
-
-    fn event_synchronize(&self, event: Object) -> Call<()> {
-        cu!(self, event_synchronize, "cuEventSynchronize", event.raw())
     }
 
     fn event_elapsed_ms(&self, start: Object, end: Object) -> Call<f32> {

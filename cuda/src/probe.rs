@@ -5,9 +5,9 @@
 //! runs on a thread of its own and is cut off at its deadline, because a sick driver blocks for ever.
 
 use crate::{
-    Context, Device, Import,
+    Context, Device, Import, device,
     error::code,
-    nvml::{self, Fabric},
+    nvml::{self, Fabric, Health, Seen},
     ops::{AllocationKind, Ops, Real, handle_type},
     vmm::Memory,
 };
@@ -21,8 +21,18 @@ use std::{
 };
 
 /// The rungs' names, in order.
-pub const RUNGS: [&str; 9] =
-    [LIBCUDA, DRIVER, DEVICE, VMM, POSIX_FD, FABRIC_ATTRIBUTE, FABRIC_STATE, IMEX_CHANNEL, FABRIC];
+pub const RUNGS: [&str; 10] = [
+    LIBCUDA,
+    DRIVER,
+    DEVICE,
+    VMM,
+    POSIX_FD,
+    FABRIC_ATTRIBUTE,
+    FABRIC_STATE,
+    FABRIC_HEALTH,
+    IMEX_CHANNEL,
+    FABRIC,
+];
 /// `libcuda.so.1` was found.
 pub const LIBCUDA: &str = "libcuda";
 /// It is recent enough.
@@ -37,6 +47,8 @@ pub const POSIX_FD: &str = "POSIX_FD export";
 pub const FABRIC_ATTRIBUTE: &str = "FABRIC attribute";
 /// NVML says that the GPU is registered with its fabric.
 pub const FABRIC_STATE: &str = "fabric state";
+/// NVML says nothing bad of that fabric: a degraded one is not used.
+pub const FABRIC_HEALTH: &str = "fabric health";
 /// An IMEX channel device can be opened.
 pub const IMEX_CHANNEL: &str = "IMEX channel";
 /// An allocation was exported as a fabric handle: what `imex` needs on this side.
@@ -77,7 +89,7 @@ pub fn ladder(selector: &str, timeout: Duration) -> Vec<Rung> {
             Err(e) => return say(rung(LIBCUDA, Err(e))),
         };
         say(rung(LIBCUDA, Ok("found".to_owned())));
-        climb(&ops, || Device::find(&selector), Context::open, nvml::fabric, Path::new(CHANNELS), say);
+        climb(&ops, || Device::find(&selector), Context::open, nvml::inspect, Path::new(CHANNELS), say);
     })
 }
 
@@ -89,7 +101,9 @@ pub fn holds(rungs: &[Rung], name: &str) -> bool {
 /// What the ladder says of whoever needs the rung `name`: what it stumbled over on the way there, and the first thing to
 /// do about it.
 pub fn verdict(rungs: &[Rung], name: &str) -> Readiness {
-    if holds(rungs, name) {
+    // Handles of a degraded fabric are given all the same.
+    let degraded = name == FABRIC && !holds(rungs, FABRIC_HEALTH);
+    if holds(rungs, name) && !degraded {
         return Readiness::Ready;
     }
     let wanted = RUNGS.iter().position(|rung| *rung == name).unwrap_or(RUNGS.len());
@@ -182,7 +196,7 @@ fn climb(
     ops: &Arc<dyn Ops>,
     find: impl FnOnce() -> Result<Device>,
     open: impl FnOnce(&Device) -> Result<Context>,
-    nvml: impl FnOnce(&str) -> Result<Fabric>,
+    nvml: impl FnOnce(&Device) -> Result<Seen>,
     channels: &Path,
     say: &dyn Fn(Rung),
 ) {
@@ -196,7 +210,15 @@ fn climb(
         Ok(device) => device,
         Err(e) => return say(rung(DEVICE, Err(e))),
     };
-    say(rung(DEVICE, Ok(format!("{} {} at {}", device.name(), device.uuid(), device.pci_address()))));
+    let who = format!("{} {} at {}", device.name(), device.uuid(), device.pci_address());
+    let (mig, fabric) = match nvml(&device) {
+        Ok(Seen { mig, fabric }) => (mig, fabric),
+        Err(e) => (None, Err(e)),
+    };
+    if let Some(why) = mig {
+        return say(rung(DEVICE, Err(device::mig(&format!("{who}: {why}: it")))));
+    }
+    say(rung(DEVICE, Ok(who)));
     let features = device.features();
     if !features.vmm {
         return say(no(VMM, "the driver says no", "use a GPU of compute capability 7.0 or later"));
@@ -217,7 +239,8 @@ fn climb(
             "imex needs GPUs of one NVLink domain (GB200, GH200 NVL, HGX with NVLink)",
         )
     });
-    say(state(nvml(device.uuid())));
+    say(health(&fabric));
+    say(state(fabric));
     say(channel(channels));
     let exported = trial(&context, handle_type::FABRIC, |memory| memory.export_fabric().map(drop));
     say(rung(FABRIC, exported.map(|()| "one granule exported".to_owned()).map_err(fabric_remedy)));
@@ -239,6 +262,19 @@ fn state(fabric: Result<Fabric>) -> Rung {
             "start nvidia-fabricmanager (or the rack's NVLink control) and wait for nvidia-smi -q to show Fabric: Completed",
         ),
         Err(e) => rung(FABRIC_STATE, Err(e)),
+    }
+}
+
+/// What is not told does not stand in the way.
+fn health(fabric: &Result<Fabric>) -> Rung {
+    let health = fabric.as_ref().map_or(Health::Unknown, |fabric| fabric.health());
+    match health {
+        Health::Unknown | Health::Good => rung(FABRIC_HEALTH, Ok(health.to_string())),
+        Health::Degraded(_) => no(
+            FABRIC_HEALTH,
+            health.to_string(),
+            "see nvidia-smi -q (Fabric: Health) and the fabric manager's log, and drain or reset the GPU; until then use ipc or another transport",
+        ),
     }
 }
 
@@ -289,6 +325,7 @@ fn needed(name: &str) -> &'static str {
         POSIX_FD => "create and export one granule",
         FABRIC_ATTRIBUTE => "the attribute; it proves nothing",
         FABRIC_STATE => "registration completed with success; it proves nothing either",
+        FABRIC_HEALTH => "nothing degraded, as far as NVML tells",
         IMEX_CHANNEL => "a channel device that opens for reading and writing",
         FABRIC => "create and export one granule",
         _ => "",
@@ -318,6 +355,14 @@ mod tests {
     use crate::fake::{Fake, FakeDevice};
 
     fn climbed(fake: &Fake, channels: &Path) -> Vec<Rung> {
+        climbed_with(fake, channels, || Ok(Seen { mig: None, fabric: Ok(Fabric::completed(0)) }))
+    }
+
+    fn climbed_with(
+        fake: &Fake,
+        channels: &Path,
+        nvml: impl Fn() -> Result<Seen> + Send + 'static,
+    ) -> Vec<Rung> {
         let (fake, channels) = (fake.clone(), channels.to_owned());
         ladder_of(Duration::from_secs(10), move |say| {
             say(rung(LIBCUDA, Ok("found".into())));
@@ -326,7 +371,7 @@ mod tests {
                 &ops,
                 || Ok(Device::all_of(&ops)?.remove(0)),
                 Context::unshared,
-                |_| Ok(Fabric::completed()),
+                |_| nvml(),
                 &channels,
                 say,
             );
@@ -347,6 +392,45 @@ mod tests {
         assert_eq!(rungs.iter().map(|rung| rung.name).collect::<Vec<_>>(), RUNGS);
         assert!(holds(&rungs, FABRIC));
         assert_eq!(fake.leaks(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_degraded_fabric_is_not_ready_though_its_handles_are_given() {
+        let fake = Fake::new();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("channel0"), "").unwrap();
+        let with = |mask| {
+            let seen = move || Ok(Seen { mig: None, fabric: Ok(Fabric::completed(mask)) });
+            climbed_with(&fake, folder.path(), seen)
+        };
+        let rungs = with(1);
+        assert_eq!(failing(&rungs), [FABRIC_HEALTH]);
+        let Readiness::Unavailable { reason, remedy } = verdict(&rungs, FABRIC) else { panic!("ready") };
+        assert_eq!(reason, "fabric health: degraded: degraded bandwidth");
+        assert!(remedy.contains("nvidia-smi -q"), "{remedy}");
+        assert_eq!(verdict(&rungs, POSIX_FD), Readiness::Ready, "ipc on one host");
+        // Told to be well, and not told.
+        for mask in [2, 0] {
+            assert_eq!(verdict(&with(mask), FABRIC), Readiness::Ready);
+        }
+        let nowhere = || Err(Error::new(Kind::Unavailable, "dlopen", "no NVML"));
+        let rungs = climbed_with(&fake, folder.path(), nowhere);
+        assert_eq!(failing(&rungs), [FABRIC_STATE]);
+        assert_eq!(
+            verdict(&rungs, FABRIC),
+            Readiness::Ready,
+            "nothing is known of it, and the trial says yes"
+        );
+    }
+
+    #[test]
+    fn mig_that_only_nvml_knows_of_is_refused_with_the_reason() {
+        let seen = || Ok(Seen { mig: Some("its MIG mode is on"), fabric: Ok(Fabric::completed(0)) });
+        let rungs = climbed_with(&Fake::new(), Path::new("/nowhere"), seen);
+        assert_eq!(failing(&rungs), RUNGS[2..]);
+        let device = rungs.iter().find(|rung| rung.name == DEVICE).unwrap();
+        assert!(device.found.contains("its MIG mode is on: it is a MIG instance"), "{device}");
+        assert!(device.remedy.as_ref().unwrap().contains("nvidia-smi -mig 0"), "{device}");
     }
 
     #[test]

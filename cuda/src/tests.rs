@@ -3,20 +3,22 @@
 
 use crate::{
     Context, CudaArena, CudaArenaConfig, CudaMover, HostBytes, Import, MoverConfig, NotKnown, Pinned,
-    SourceAlive, Stream, Want,
+    SourceAlive, Span, Stream, Want,
     error::code,
     fake::{Fake, FakeDevice, GRANULE},
 };
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, Code, Error, Generation, Geometry, Kind, Location, Locator, Mover, Pull,
-    Result, ShardId, TransportName, digest,
+    Arena, ArenaSpec, ByteRange, Code, Error, Generation, Geometry, Kind, Location, Locator, Mover, Observed,
+    Pull, Result, ShardId, TransportName,
+    control::{self, ControlBlock, Header, Words},
+    digest,
 };
 use proptest::prelude::*;
 use std::{
     os::fd::AsFd as _,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -76,7 +78,8 @@ fn hop_from(another_gpu: bool, context: &Context, payload: u64, alive: Arc<dyn S
         locator.location = Location::Gpu { boot_id: "here".into(), uuid: "GPU-another".into() };
     }
     let import = Import::from_fd(context, fd.as_fd(), &locator)?;
-    let config = MoverConfig { spin: Duration::ZERO, ..MoverConfig::default() };
+    let config =
+        MoverConfig { spin: Duration::ZERO, hot: Duration::from_millis(2), ..MoverConfig::default() };
     let mover = CudaMover::open(import, Arc::clone(&into), alive, config)?;
     Ok((source, into, mover))
 }

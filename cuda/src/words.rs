@@ -1,8 +1,8 @@
 //! The words of an arena's control block in GPU memory.
 //!
 //! The owner is their only writer, so it keeps a mirror on the host and loads from there. A store goes to the
-//! device as one aligned 8-byte copy that is waited for before the next: peers see the words change in the
-//! protocol's order.
+//! device as one aligned 8-byte copy, all of them on one stream: peers see the words change in the protocol's order. A
+//! fence waits for those before it.
 
 use crate::{Context, api::DevicePtr, host::Pinned, stream::Stream};
 use flashboot_core::{Error, Result, control::Words};
@@ -28,7 +28,32 @@ struct Inner {
 #[derive(Debug)]
 struct Line {
     stream: Stream,
-    word: Pinned,
+    /// One slot a copy that may be under way.
+    slots: Pinned,
+    /// Slots used since the stream was last waited for.
+    used: usize,
+}
+
+/// Copies that may be under way.
+const SLOTS: usize = 64;
+
+impl Line {
+    /// Waits until nothing is under way.
+    fn settle(&mut self) -> Result<()> {
+        if self.used == 0 {
+            return Ok(());
+        }
+        let done = self.stream.synchronize();
+        self.used = 0;
+        done
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // The slots go next. An error is sticky: nothing runs any more.
+        let _ = self.settle();
+    }
 }
 
 impl DeviceWords {
@@ -36,14 +61,14 @@ impl DeviceWords {
     /// value and its clones are used: the arena sees to that.
     pub(crate) fn new(context: &Context, at: DevicePtr, size: u64) -> Result<Self> {
         let stream = Stream::new(context)?;
-        let word = Pinned::new(context, 8)?;
+        let slots = Pinned::new(context, SLOTS * 8)?;
         context.call(|ops| {
             // SAFETY: the bytes are the arena's own control block, which nobody else has mapped yet.
             unsafe { ops.memset(at, 0, size, stream.object()) }
         })?;
         stream.synchronize()?;
         let mirror = (0..size / 8).map(|_| AtomicU64::new(0)).collect();
-        let line = Mutex::new(Line { stream, word });
+        let line = Mutex::new(Line { stream, slots, used: 0 });
         Ok(Self(Arc::new(Inner { context: context.clone(), at, mirror, line, failed: OnceLock::new() })))
     }
 
@@ -59,16 +84,26 @@ impl DeviceWords {
 }
 
 impl Inner {
+    /// Queues one store.
     fn write(&self, line: &mut Line, offset: u64, value: u64) -> Result<()> {
-        line.word.as_mut_slice().copy_from_slice(&value.to_le_bytes());
-        let queued = self.context.call(|ops| {
+        if line.used == SLOTS {
+            line.settle()?;
+        }
+        let (slots, _) = line.slots.as_mut_slice().as_chunks_mut::<8>();
+        let Some(slot) = slots.get_mut(line.used) else { return Ok(()) };
+        *slot = value.to_le_bytes();
+        let from = slot.as_mut_ptr();
+        line.used += 1;
+        self.context.call(|ops| {
             // SAFETY: the word lies inside the control block (it has a slot in the mirror), the arena keeps it
-            // mapped; the pinned word stays as it is until the stream is synchronised, under this lock.
-            unsafe { ops.copy_htod(self.at + offset, line.word.as_ptr(), 8, line.stream.object()) }
-        });
-        // Also after a failure: nothing may be under way when the word is used again.
-        let done = line.stream.synchronize();
-        queued.and(done)
+            // mapped; the pinned slot is not touched again before the stream is synchronised, under this lock.
+            unsafe { ops.copy_htod(self.at + offset, from, 8, line.stream.object()) }
+        })
+    }
+
+    fn fail(&self, error: Error) {
+        tracing::error!(%error, "a control word did not reach the GPU: the arena is beyond use");
+        let _ = self.failed.set(error);
     }
 }
 
@@ -86,15 +121,16 @@ impl Words for DeviceWords {
         }
         match self.0.write(&mut line, offset, value) {
             Ok(()) => slot.store(value, Ordering::Release),
-            Err(error) => {
-                tracing::error!(%error, "a control word did not reach the GPU: the arena is beyond use");
-                let _ = self.0.failed.set(error);
-            }
+            Err(error) => self.0.fail(error),
         }
     }
 
     fn fence(&self) {
-        // Every store has been waited for; this orders the host's own accesses.
+        let settled = self.0.line.lock().unwrap_or_else(PoisonError::into_inner).settle();
+        if let Err(error) = settled {
+            self.0.fail(error);
+        }
+        // The host's own accesses.
         fence(Ordering::AcqRel);
     }
 }

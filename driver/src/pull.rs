@@ -64,7 +64,11 @@ pub(crate) async fn finish(
     };
     // Let go of the range before anyone may be told to pull it again.
     drop(pull);
-    let stale = stale(&*mover, chunk.shard).await.err().map(name);
+    let stale = if landed.generation == Some(mover.generation()) {
+        None
+    } else {
+        stale(&*mover, chunk.shard).await.err().map(name)
+    };
     let Some(expected) = expected else {
         let event = match stale {
             None => Event::Verified { source, chunk },
@@ -87,11 +91,12 @@ pub(crate) async fn finish(
     Ok(Ended { event, lost, verified: blocks - (bad.len() as u64).min(blocks) })
 }
 
-/// Fails with [`Kind::StaleGeneration`] when the source does not hold the locator's filling any more.
-pub(crate) async fn stale(mover: &dyn Mover, shard: ShardId) -> Result<()> {
+/// One look: how much of `shard` the source has. Fails with [`Kind::StaleGeneration`] when it does not hold the
+/// locator's filling any more.
+pub(crate) async fn stale(mover: &dyn Mover, shard: ShardId) -> Result<u64> {
     let seen = mover.observe(shard, 0, Duration::ZERO).await?;
     if seen.generation == Some(mover.generation()) {
-        return Ok(());
+        return Ok(seen.progress);
     }
     let found = seen.generation.map_or_else(|| "nothing".to_owned(), |g| g.to_string());
     Err(Error::new(

@@ -108,7 +108,8 @@ pub struct Job {
 }
 
 enum Happened {
-    Attached(PeerId, Box<dyn Mover>, Duration),
+    /// With what the first look showed.
+    Attached(PeerId, Box<dyn Mover>, Duration, (ShardId, u64)),
     /// An event as it is.
     Plain(Event),
     Pulled(Ended),
@@ -195,6 +196,7 @@ impl Driver<'_> {
         let mut events = VecDeque::from([Event::Start]);
         loop {
             while let Some(event) = events.pop_front() {
+                let event = self.blamed(event);
                 trace!(?event);
                 for command in self.machine.handle(self.began.elapsed(), event) {
                     trace!(?command);
@@ -206,9 +208,11 @@ impl Driver<'_> {
                 }
             }
             match self.next().await? {
-                Happened::Attached(source, mover, took) => {
+                Happened::Attached(source, mover, took, (shard, bytes)) => {
                     self.report.map += took;
                     self.movers.insert(source, (Arc::from(mover), watch::Sender::new(false)));
+                    // What was seen first, so that nobody waits for a word that is there.
+                    events.push_back(Event::Seen { source, shard, bytes });
                     events.push_back(Event::Attached { source });
                 }
                 Happened::Plain(event) => events.push_back(event),
@@ -220,6 +224,16 @@ impl Driver<'_> {
                 Happened::Wedged(error) => return Err(error),
             }
         }
+    }
+
+    /// Blames no source for what befell our own end: where the arena is beyond use, that is the cause.
+    fn blamed(&self, mut event: Event) -> Event {
+        if let Event::Lost { cause, .. } | Event::Failed { cause, .. } | Event::Broken { cause } = &mut event
+            && let Err(own) = self.job.arena.usable()
+        {
+            *cause = own;
+        }
+        event
     }
 
     /// The next thing that happens. The machine never leaves nothing to wait for before it is over.
@@ -277,10 +291,10 @@ impl Driver<'_> {
             }
             Command::Publish { shard, bytes } => match self.job.arena.publish(shard, bytes) {
                 Ok(()) => self.observer.step(Step::Published { shard, bytes }),
-                // Only a defect of ours can do this; stop rather than run on unpublished.
-                Err(error) => {
-                    warn!(%error, "cannot publish");
-                    return Some(Event::Cancel);
+                // A defect of ours, or a GPU that is lost: stop rather than run on unpublished.
+                Err(cause) => {
+                    warn!(error = %cause, "cannot publish");
+                    return Some(Event::Broken { cause });
                 }
             },
             Command::Seek { lost, shard, from, cause } => self.seek(lost, shard, from, cause),
@@ -298,11 +312,11 @@ impl Driver<'_> {
         let attach = async move {
             let attached = match sources.attach(source).await {
                 // Before the first chunk: is it still the filling that the locator named?
-                Ok(mover) => pull::stale(&*mover, shard).await.map(|()| mover),
+                Ok(mover) => pull::stale(&*mover, shard).await.map(|bytes| (mover, bytes)),
                 Err(cause) => Err(cause),
             };
             match attached {
-                Ok(mover) => Happened::Attached(source, mover, began.elapsed()),
+                Ok((mover, bytes)) => Happened::Attached(source, mover, began.elapsed(), (shard, bytes)),
                 Err(cause) => Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) }),
             }
         };
@@ -327,7 +341,7 @@ impl Driver<'_> {
                         let cause = match pull::stale(&*mover, shard).await {
                             Err(cause) => cause,
                             // It was being begun when we looked; look again.
-                            Ok(()) => continue,
+                            Ok(_) => continue,
                         };
                         return Happened::Plain(Event::Lost { source, cause: cause.with_peer(source) });
                     }

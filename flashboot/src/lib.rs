@@ -8,6 +8,7 @@
 //! Must never: read an environment variable, print, or install a log subscriber.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod config;
 pub mod doctor;
 pub mod network;

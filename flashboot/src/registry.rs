@@ -330,13 +330,15 @@ impl Endpoints {
     ///
     /// # Errors
     /// The transport's own error when there was one to try, [`Kind::Unavailable`] when several failed or none
-    /// is common to both sides.
+    /// is common to both sides, [`Kind::ContextLost`] when `into` is beyond use.
     pub async fn import(
         &self,
         locators: &[Locator],
         into: &Arc<dyn Arena>,
         timeout: Duration,
     ) -> Result<Imported> {
+        // What fails in a process whose GPU is lost says nothing of transports, and so nothing is tried.
+        into.usable()?;
         let to = into.location();
         let mut passed = self.passed.clone();
         let mut errors = Vec::new();
@@ -382,6 +384,7 @@ impl Endpoints {
                 }
             }
         }
+        into.usable()?;
         match (errors.pop(), errors.is_empty()) {
             (Some(only), true) => Err(only),
             _ => Err(none_left("no transport reaches the peer", &passed)),

@@ -27,7 +27,7 @@ pub struct ErrorWire {
     pub message: String,
 }
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 15] = [
     Kind::Invalid,
     Kind::Unavailable,
     Kind::Mismatch,
@@ -42,6 +42,7 @@ const KINDS: [Kind; 14] = [
     Kind::Exhausted,
     Kind::Io,
     Kind::Protocol,
+    Kind::ContextLost,
 ];
 
 /// The kind's name, in lower case with hyphens.

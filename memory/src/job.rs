@@ -163,7 +163,7 @@ impl Job {
                 format!("bytes {} were cancelled; nothing of them will land any more", self.range),
             ))
         } else {
-            Ok(Landed { digests: self.digests() })
+            Ok(Landed { digests: self.digests(), generation: None })
         };
         let mut done = self.done();
         done.result = Some(result);

@@ -151,7 +151,7 @@ impl Landing {
         let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
         let result = match error {
             Some(error) => Err(error),
-            None => Ok(Landed { digests: self.digests() }),
+            None => Ok(Landed { digests: self.digests(), generation: None }),
         };
         let mut done = self.done();
         done.result = Some(result);

@@ -1,5 +1,6 @@
 //! The verbs, one file each: arguments, what to call, what to print.
 
+pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diff;
@@ -52,6 +53,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
+        Verb::Bench(args) => bench::run(&args, config, output),
         Verb::Doctor(args) => doctor::run(&args, config, output),
         Verb::Config(args) => config::run(&args, &settings, output),
         Verb::Worker(args) => worker::run(args),

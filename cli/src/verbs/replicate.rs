@@ -186,18 +186,13 @@ pub(super) fn source(image: &Image, rank: Option<&str>) -> Result<Source, Failur
 
 /// Runs one replication to its end, in a runtime of its own.
 pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> Result<Outcome, Failure> {
-    let program = std::env::current_exe().map_err(|e| Error::from_io("readlink", &e, "/proc/self/exe"))?;
-    let mut args: Vec<OsString> = vec!["worker".into(), "--level".into(), config.log.level.clone().into()];
-    if config.log.format == LogFormat::Json {
-        args.push("--json-logs".into());
-    }
     let request = Request {
         source,
         settings: config.replicate.clone(),
         memory: config.memory,
         network: config.network(),
         kill,
-        workers: Workers { program, args, directory: run_directory(), stderr: forward },
+        workers: workers(config, None)?,
     };
     let mock = config.replicate.transport == Choice::Only(TransportName::Mock);
     let runtime = runtime(mock)?;
@@ -215,6 +210,17 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
     // Every worker has ended; a driver that hangs keeps its thread, and is not waited for.
     runtime.shutdown_background();
     outcome
+}
+
+/// This program again, as a worker; `part` says of what.
+pub(super) fn workers(config: &Config, part: Option<&str>) -> Result<Workers, Failure> {
+    let program = std::env::current_exe().map_err(|e| Error::from_io("readlink", &e, "/proc/self/exe"))?;
+    let mut args: Vec<OsString> = vec!["worker".into(), "--level".into(), config.log.level.clone().into()];
+    if config.log.format == LogFormat::Json {
+        args.push("--json-logs".into());
+    }
+    args.extend(part.map(Into::into));
+    Ok(Workers { program, args, directory: run_directory(), stderr: forward })
 }
 
 /// Where the run's directory goes. Sockets have at most 107 bytes of path, so a long TMPDIR gives way to /tmp.

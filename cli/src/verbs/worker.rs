@@ -19,14 +19,19 @@ pub(crate) struct WorkerVerb {
     level: String,
     #[arg(long)]
     json_logs: bool,
+    /// A rank of a bench, not of a replication
+    #[arg(long)]
+    bench: bool,
 }
 
 pub(crate) fn run(args: WorkerVerb) -> Result<ExitCode, Failure> {
-    let WorkerVerb { board, rank, level, json_logs } = args;
+    let WorkerVerb { board, rank, level, json_logs, bench } = args;
     let format = if json_logs { LogFormat::Json } else { LogFormat::Text };
     logs::install(&Log { level, format })?;
     let runtime = super::replicate::runtime(false)?;
-    let done = runtime.block_on(worker(WorkerArgs { board, rank }));
+    let args = WorkerArgs { board, rank };
+    let done =
+        if bench { runtime.block_on(flashboot::bench::worker(args)) } else { runtime.block_on(worker(args)) };
     // Do not wait for anything a transport left running.
     runtime.shutdown_background();
     Ok(match done {

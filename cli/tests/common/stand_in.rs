@@ -36,6 +36,14 @@ impl Driver {
         self
     }
 
+    /// Keeps every call waiting that asks for memory, in whatever process, until what it gives is dropped.
+    pub(crate) fn hang(&self) -> fs::File {
+        let lock = self.place.join("state/lock");
+        let lock = fs::File::options().create(true).truncate(false).write(true).open(lock).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        lock
+    }
+
     /// `command` on this host.
     pub(crate) fn on(&self, mut command: Command) -> Command {
         command

@@ -1,13 +1,13 @@
-//! Ranks that die without a word (SIGKILL, where ranks are processes).
+//! Ranks that die without a word (SIGKILL, where ranks are processes), beside the deaths at every chunk of `kills`.
 
 use super::case;
 use crate::{
-    Ctx,
+    Ctx, Misfortune,
     ctx::{PATIENCE, Plan},
     harness::Case,
     oracle::{self, SMALL_CHUNK as C},
 };
-use flashboot_core::{ByteRange, Kind, Pull, ShardId, schedule::Schedule};
+use flashboot_core::{ByteRange, Kind, Pull, Retry, ShardId, schedule::Schedule};
 use flashboot_driver::Step;
 use std::time::Duration;
 
@@ -15,77 +15,42 @@ const SALT: u64 = 9;
 const CHUNKS: u64 = 6;
 
 pub(super) fn cases(table: &mut Vec<Case>) {
-    for at in [0, 1, CHUNKS / 2, CHUNKS - 1] {
-        case(table, format!("death/a-clone-in-the-chain-dies-at-chunk-{at}"), 4, move |ctx| chain(ctx, at));
-        case(table, format!("death/a-reader-dies-at-chunk-{at}"), 3, move |ctx| reader(ctx, at));
-    }
     case(table, "death/the-seed-dies-half-filled", 2, half_filled);
     case(table, "death/the-seed-dies-when-all-is-published", 2, published);
+    case(table, "death/a-clone-whose-own-context-is-lost-ends-at-once-and-the-others-finish", 3, context);
     case(table, "death/ranks-of-a-ring-behind-a-dead-one-fail-in-time", 3, ring);
 }
 
-/// An observer that dies when chunk `at` is verified.
-fn dies_at(ctx: &Ctx, at: u64) -> impl FnMut(Step) + Send {
-    let ctx = ctx.clone();
-    move |step| {
-        if matches!(step, Step::Verified { chunk, .. } if chunk.index == at) {
+/// Rank 1 of seed → 1 → 2 loses its own context: it asks nobody else for what is missing, says so, and its process
+/// ends. Rank 2 goes on at the seed.
+async fn context(ctx: Ctx) {
+    let geometry = oracle::small(CHUNKS * C, 1);
+    let schedule = Schedule::Chain { clones: 2 };
+    let member = match ctx.rank() {
+        0 => ctx.seed(&geometry, SALT).await,
+        1 => ctx.unlucky(&geometry, vec![(3, Misfortune::ContextLost)]).await,
+        _ => ctx.member(&geometry).await,
+    };
+    ctx.barrier("exported").await;
+    // Rank 1 could go on at the seed again and again, and must not.
+    let plan = Plan::verified(SALT).or_from(&[0; 8]);
+    match ctx.rank() {
+        0 => member.expect_whole(SALT),
+        1 => {
+            let cause = member.run(schedule, &plan).await.expect_err("its context is lost");
+            assert_eq!((cause.kind(), cause.retry()), (Kind::ContextLost, Retry::NewProcess), "{cause}");
+            assert!(cause.remedy().is_some_and(|remedy| remedy.contains("restart")), "{cause}");
+            assert!(member.sought().is_empty(), "it asked for another source");
             ctx.die();
-        }
-    }
-}
-
-/// Rank 1 of seed → 1 → 2 → 3 dies. 2 goes on at the seed from where it was; 3 does not notice.
-async fn chain(ctx: Ctx, at: u64) {
-    let geometry = oracle::small(CHUNKS * C, 1);
-    let schedule = Schedule::Chain { clones: 3 };
-    let member = if ctx.rank() == 0 { ctx.seed(&geometry, SALT).await } else { ctx.member(&geometry).await };
-    // Everyone is attached to someone who lives when it begins.
-    ctx.barrier("exported").await;
-    match ctx.rank() {
-        0 => {}
-        1 => {
-            let mut observer = dies_at(&ctx, at);
-            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
-            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
+            ctx.buried("SIGKILL was survived").await;
         }
         _ => {
-            let plan = Plan::verified(SALT).or_from(&[0]);
             let report = member.run(schedule, &plan).await.expect("a survivor finishes");
-            assert_eq!(report.bytes, geometry.payload(), "no chunk is pulled and kept twice");
-            // To whom nobody reports a death, a source that waits looks like a dead one.
-            let may_lose = ctx.rank() == 2 || !ctx.fixture.caps().reports_death;
-            assert!(report.losses <= u32::from(may_lose), "rank 3 lost nobody: {report:?}");
+            assert_eq!(report.bytes, geometry.payload());
+            member.expect_whole(SALT);
         }
     }
-    member.expect_whole(SALT);
-    ctx.death_of(1).await;
-    ctx.barrier_of("done", &[0, 2, 3]).await;
-}
-
-/// Rank 2 of a star dies; seed and rank 1 are unharmed, and the seed serves on.
-async fn reader(ctx: Ctx, at: u64) {
-    let geometry = oracle::small(CHUNKS * C, 1);
-    let schedule = Schedule::Star { clones: 2 };
-    let member = if ctx.rank() == 0 { ctx.seed(&geometry, SALT).await } else { ctx.member(&geometry).await };
-    ctx.barrier("exported").await;
-    match ctx.rank() {
-        0 => {}
-        1 => {
-            member.run(schedule, &Plan::verified(SALT)).await.expect("unharmed");
-            // And the seed serves someone new.
-            let again = member.import(0).await;
-            let range = ByteRange::new(0, C);
-            again.start(Pull { range, hash: None }).expect("starts").quiesced().await.expect("lands");
-        }
-        _ => {
-            let mut observer = dies_at(&ctx, at);
-            let ended = member.observed(schedule, &Plan::verified(SALT), &mut observer).await;
-            ctx.buried(&format!("it was to die, and ended with {ended:?}")).await;
-        }
-    }
-    member.expect_whole(SALT);
-    ctx.death_of(2).await;
-    ctx.barrier_of("done", &[0, 1]).await;
+    ctx.barrier_of("done", &[0, 2]).await;
 }
 
 async fn half_filled(ctx: Ctx) {

@@ -5,6 +5,7 @@ mod broadcast;
 mod death;
 mod gather;
 mod generation;
+pub(crate) mod kills;
 mod locator;
 mod membership;
 mod probe;
@@ -29,6 +30,7 @@ pub(crate) fn table() -> Vec<Case> {
     locator::cases(&mut table);
     repair::cases(&mut table);
     death::cases(&mut table);
+    kills::cases(&mut table);
     waiting::cases(&mut table);
     access::cases(&mut table);
     table

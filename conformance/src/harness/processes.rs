@@ -1,9 +1,9 @@
 //! Ranks as processes: the test binary executed again, once per rank.
 
 use crate::{
-    Case, Ctx, Outcome, cases,
-    ctx::death_note,
-    harness::{CASE_DEADLINE, Make},
+    Case, Ctx, Outcome,
+    ctx::{death_note, pid_note},
+    harness::{self, CASE_DEADLINE, Make},
 };
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard, SocketBoard};
 use std::{
@@ -45,7 +45,7 @@ fn board_path(dir: &Path) -> PathBuf {
 
 /// Runs the rank that this process is. A panic is a failed rank and ends the process with code 101.
 pub(crate) fn run_rank(make: Make, child: &ChildOf) -> ExitCode {
-    let case = cases::table().into_iter().find(|case| case.name == child.case).expect("a case of the table");
+    let case = harness::all().into_iter().find(|case| case.name == child.case).expect("a case of the table");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let ctx = Ctx {
         rank: child.rank,
@@ -55,6 +55,8 @@ pub(crate) fn run_rank(make: Make, child: &ChildOf) -> ExitCode {
         dir: child.dir.join(child.rank.to_string()),
         dead: watch::Sender::new(false),
     };
+    let pid = rustix::process::getpid().as_raw_nonzero().to_string();
+    fs::write(pid_note(&ctx.dir), pid).expect("the rank's own directory");
     let board = Arc::clone(&ctx.board);
     let (dead, rank) = (ctx.dead.subscribe(), child.rank);
     runtime.block_on(async move {

@@ -63,6 +63,11 @@ pub enum Event {
     },
     /// Stop as soon as memory is quiet.
     Cancel,
+    /// Something failed here that no source is to blame for (a word could not be published): as `Cancel`, with the cause.
+    Broken {
+        /// Why.
+        cause: Error,
+    },
     /// Time passed; see [`Command::Watch`].
     Tick,
 }

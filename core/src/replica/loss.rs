@@ -4,12 +4,20 @@ use super::{
     Command, Replica,
     machine::{Link, Phase},
 };
-use crate::{Error, Kind, PeerId};
+use crate::{Error, Kind, PeerId, Retry};
 use std::collections::BTreeSet;
 
 impl Replica {
-    /// Gives a source up: its pulls are cancelled now, the rest follows when they have quiesced.
+    /// Gives a source up: its pulls are cancelled now, the rest follows when they have quiesced. Where the cause is our
+    /// own process's and no source's, the replica itself ends.
     pub(super) fn lose(&mut self, source: PeerId, cause: Error, out: &mut Vec<Command>) {
+        if matches!(self.phase, Phase::Stopping(_)) {
+            return;
+        }
+        if cause.retry() == Retry::NewProcess {
+            self.stop(cause, out);
+            return;
+        }
         match self.links.get_mut(&source) {
             Some(link @ (Link::Attaching | Link::Up)) => {
                 if matches!(link, Link::Up) && self.in_flight.values().any(|peer| *peer == source) {

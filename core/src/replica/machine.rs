@@ -2,7 +2,7 @@
 
 use super::{Command, Event, Policy};
 use crate::{
-    ChunkRef, Error, Geometry, Kind, PeerId, ShardId,
+    ChunkRef, Error, Geometry, Kind, PeerId, Retry, ShardId,
     schedule::{Gate, Rank, Schedule},
 };
 use std::{
@@ -172,6 +172,7 @@ impl Replica {
                 let cause = Error::new(Kind::Cancelled, "replicate", "cancelled by the caller");
                 self.stop(cause, &mut out);
             }
+            Event::Broken { cause } => self.stop(cause, &mut out),
             Event::Tick => self.on_tick(now, &mut out),
         }
         self.drain(&mut out);
@@ -263,7 +264,8 @@ impl Replica {
             return;
         }
         self.requeue(source, chunk);
-        if matches!(self.links.get(&source), Some(Link::Up)) {
+        // A pull of a source that is given up already fails as cancelled, or by what ends this process.
+        if matches!(self.links.get(&source), Some(Link::Up)) || cause.retry() == Retry::NewProcess {
             self.lose(source, cause, out);
         }
     }

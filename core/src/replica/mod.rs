@@ -10,6 +10,8 @@
 //! - nothing is published but a verified prefix of a shard, and the prefix only grows;
 //! - a source that is lost, stalled or corrupt is left only when its pulls have quiesced, and the work goes on
 //!   elsewhere from the first chunk that is missing: nothing verified is pulled again;
+//! - a cause that lies in this process ([`Retry::NewProcess`](crate::Retry)) is no source's loss: it ends the replica
+//!   as soon as its pulls have quiesced, and no source is tried again;
 //! - it ends, in `Complete` or in `Fail`, as long as every command is answered.
 
 mod event;

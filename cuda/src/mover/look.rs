@@ -29,8 +29,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A look that takes longer than this is waited for on another thread.
-const POLL: Duration = Duration::from_micros(60);
+/// How long one question whether a look has been answered may take.
+const POLL: Duration = Duration::from_micros(20);
 
 /// What looks travel by.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Looks {
 
 /// The words of one look, and the mark after it.
 #[derive(Debug)]
-struct Slot {
+pub(super) struct Slot {
     words: Pinned,
     seen: Event,
 }
@@ -60,6 +60,11 @@ impl Slot {
         let (words, _) = self.words.as_slice().as_chunks::<8>();
         words.get(at).map_or(0, |word| u64::from_le_bytes(*word))
     }
+
+    /// The generation that a look found, once its stream has passed.
+    pub(super) fn generation(&self) -> Option<Generation> {
+        Generation::from_word(self.word(1))
+    }
 }
 
 impl Looks {
@@ -71,7 +76,7 @@ impl Looks {
         Ok(looks)
     }
 
-    fn slot(&self, context: &Context) -> Result<Pooled<Slot>> {
+    pub(super) fn slot(&self, context: &Context) -> Result<Pooled<Slot>> {
         self.slots.take(|_| true, || Slot::new(context))
     }
 
@@ -136,8 +141,8 @@ pub(crate) struct Look {
 }
 
 impl Hop {
-    /// Queues one look.
-    pub(crate) fn look(self: &Arc<Self>, shard: ShardId) -> Result<Look> {
+    /// Refuses a shard that the source has not.
+    pub(super) fn check_shard(&self, shard: ShardId) -> Result<()> {
         if shard.0 >= self.import.shards() {
             return Err(Error::new(
                 Kind::Invalid,
@@ -145,29 +150,42 @@ impl Hop {
                 format!("shard {} of a source with {} shards", shard.0, self.import.shards()),
             ));
         }
+        Ok(())
+    }
+
+    /// Queues one look.
+    pub(crate) fn look(self: &Arc<Self>, shard: ShardId) -> Result<Look> {
+        self.check_shard(shard)?;
         let slot = self.looks.slot(self.context())?;
-        let progress = self.import.control(control::progress_offset(shard), 8)?;
-        let generation = self.import.control(GENERATION, 8)?;
         let look = Look { slot, stream: Arc::clone(&self.looks.stream), hop: Arc::clone(self), done: false };
-        if !self.look_by_kernel(&look, progress, generation)? {
-            self.look_by_copy(&look, progress, generation)?;
-        }
+        self.queue_look(&look.slot, &look.stream, shard)?;
         self.context().call(|ops| look.slot.seen.record_with(ops, &look.stream))?;
         Ok(look)
     }
 
+    /// Queues the copying of two words of the source into `slot`. Whoever calls keeps the hop and the slot until
+    /// `stream` has passed.
+    pub(super) fn queue_look(&self, slot: &Slot, stream: &Stream, shard: ShardId) -> Result<()> {
+        let progress = self.import.control(control::progress_offset(shard), 8)?;
+        let generation = self.import.control(GENERATION, 8)?;
+        if self.look_by_kernel(slot, stream, progress, generation)? {
+            return Ok(());
+        }
+        self.look_by_copy(slot, stream, progress, generation)
+    }
+
     /// Whether there is a kernel to do it.
-    fn look_by_kernel(&self, look: &Look, progress: u64, generation: u64) -> Result<bool> {
+    fn look_by_kernel(&self, slot: &Slot, stream: &Stream, progress: u64, generation: u64) -> Result<bool> {
         if self.looks.by_copy.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let function = self.context().kernel().ok().and_then(|kernel| kernel.look);
         let launched = function.map(|function| {
-            let out = look.slot.words.as_ptr().expose_provenance() as u64;
+            let out = slot.words.as_ptr().expose_provenance() as u64;
             let args = &mut [Arg::U64(progress), Arg::U64(generation), Arg::U64(out)];
-            let launch = Launch { function, grid: 1, block: 1, stream: look.stream.object(), args };
+            let launch = Launch { function, grid: 1, block: 1, stream: stream.object(), args };
             self.context().call(|ops| {
-                // SAFETY: the words are inside the import, which `look` keeps by its hop, and so it does the slot,
+                // SAFETY: the words are inside the import, which the caller keeps by the hop, and so it does the slot,
                 // which has room for two; the arguments are those of the kernel's declaration.
                 unsafe { ops.launch(launch) }
             })
@@ -184,11 +202,11 @@ impl Hop {
         }
     }
 
-    fn look_by_copy(&self, look: &Look, progress: u64, generation: u64) -> Result<()> {
-        let (first, stream) = (look.slot.words.as_ptr(), look.stream.object());
+    fn look_by_copy(&self, slot: &Slot, stream: &Stream, progress: u64, generation: u64) -> Result<()> {
+        let (first, stream) = (slot.words.as_ptr(), stream.object());
         let second = first.wrapping_add(8);
         self.context().call(|ops| {
-            // SAFETY: the word is inside the import, which `look` keeps by its hop, and so it does the slot.
+            // SAFETY: the word is inside the import, which the caller keeps by the hop, and so it does the slot.
             unsafe { ops.copy_dtoh(first, progress, 8, stream) }?;
             // SAFETY: as above; the slot has room for more than two words.
             unsafe { ops.copy_dtoh(second, generation, 8, stream) }
@@ -209,13 +227,13 @@ impl Look {
 
     /// Blocks until it is there.
     pub(crate) fn wait(mut self) -> Result<Observed> {
-        self.slot.seen.wait(Duration::ZERO)?;
+        self.slot.seen.wait(POLL)?;
         self.done = true;
         Ok(self.seen())
     }
 
     fn seen(&self) -> Observed {
-        let generation = Generation::from_word(self.slot.word(1));
+        let generation = self.slot.generation();
         // A word of another filling is of no use to anyone.
         let ours = generation == Some(self.hop.import.generation());
         Observed { generation, progress: if ours { self.slot.word(0) } else { 0 } }
@@ -267,9 +285,12 @@ impl Watch {
             pause = (pause * 2).min(self.hop.config.longest_pause);
             let over = self.until.is_some_and(|until| Instant::now() >= until);
             let alive = self.hop.alive.check();
-            let seen = match self.hop.look(self.shard)?.poll()? {
-                Ok(seen) => seen,
-                Err(late) => late.wait()?,
+            let seen = match self.hop.words(self.shard)? {
+                Some(seen) => seen,
+                None => match self.hop.look(self.shard)?.poll()? {
+                    Ok(seen) => seen,
+                    Err(late) => late.wait()?,
+                },
             };
             if let Some(answer) = self.hop.answer(seen, self.at_least, alive) {
                 return answer;

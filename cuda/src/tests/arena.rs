@@ -241,3 +241,128 @@ fn what_a_nic_wrote_is_flushed_where_the_hardware_does_not_order_it() {
     owned.settle_nic_writes().unwrap();
     assert!(fake.calls().contains(&"cuFlushGPUDirectRDMAWrites"));
 }
+
+/// Words in host memory, and in which order they and the GPU's were written.
+#[derive(Debug)]
+struct HostWords(ControlBlock<Shared>, u32);
+
+#[derive(Debug, Clone)]
+struct Shared(Arc<Vec<AtomicU64>>);
+
+impl Words for Shared {
+    fn load(&self, offset: u64) -> u64 {
+        self.0[offset as usize / 8].load(Ordering::SeqCst)
+    }
+    fn store(&self, offset: u64, value: u64) {
+        self.0[offset as usize / 8].store(value, Ordering::SeqCst);
+    }
+    fn fence(&self) {}
+}
+
+impl HostWords {
+    fn new(shards: u32) -> Arc<Self> {
+        let words = (0..control::size(shards) / 8).map(|_| AtomicU64::new(0)).collect();
+        let header = Header { shards, payload: 0 };
+        Arc::new(Self(ControlBlock::initialise(Shared(Arc::new(words)), header), shards))
+    }
+}
+
+// SAFETY: there is no payload, so that no method touches memory.
+unsafe impl Arena for HostWords {
+    fn payload(&self) -> u64 {
+        0
+    }
+    fn capacity(&self) -> u64 {
+        0
+    }
+    fn shards(&self) -> u32 {
+        self.1
+    }
+    fn location(&self) -> Location {
+        Location::Host { boot_id: "here".into(), numa_node: None }
+    }
+    fn copy_in(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn copy_out(&self, _: u64, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+    fn fill(&self, _: ByteRange, _: u8) -> Result<()> {
+        Ok(())
+    }
+    fn retire(&self) {
+        self.0.retire();
+    }
+    fn begin(&self, generation: Generation) {
+        self.0.begin(generation);
+    }
+    fn publish(&self, shard: ShardId, bytes: u64) -> Result<()> {
+        self.0.publish(shard, bytes)
+    }
+    fn observe(&self, shard: ShardId) -> Observed {
+        self.0.observe(shard)
+    }
+}
+
+#[test]
+fn words_in_host_memory_keep_step_with_the_gpus() {
+    let fake = Fake::new();
+    let arena = arena(&fake.context(), 1000);
+    let generation = |n| Generation::from_random(n);
+    arena.begin(generation(1));
+    arena.publish(ShardId(1), 300).unwrap();
+    let wrong: Result<Arc<dyn Arena>> = arena.host_words(|| Ok(HostWords::new(3)));
+    assert_eq!(wrong.unwrap_err().kind(), Kind::Invalid);
+    let words = arena.host_words(|| Ok(HostWords::new(2))).unwrap();
+    let both = |shard| (arena.observe(ShardId(shard)), words.observe(ShardId(shard)));
+    let seen = |n, progress| {
+        let seen = Observed { generation: Some(generation(n)), progress };
+        (seen, seen)
+    };
+    assert_eq!((both(0), both(1)), (seen(1, 0), seen(1, 300)), "made late, they show what was there");
+    let again = arena.host_words(|| panic!("made once")).unwrap();
+    assert!(Arc::ptr_eq(&words, &again));
+    arena.publish(ShardId(0), 500).unwrap();
+    assert_eq!(both(0), seen(1, 500));
+    assert_eq!(arena.publish(ShardId(0), 1).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(both(0), seen(1, 500), "neither goes back");
+    arena.begin(generation(2));
+    assert_eq!((both(0), both(1)), (seen(2, 0), seen(2, 0)));
+    arena.retire();
+    assert_eq!((both(0).0.generation, both(0).1.generation), (None, None));
+}
+
+#[test]
+fn a_hop_whose_words_are_elsewhere_asks_the_gpu_for_none() {
+    #[derive(Debug)]
+    struct Elsewhere(Arc<CudaArena>);
+    impl SourceAlive for Elsewhere {
+        fn check(&self) -> Result<()> {
+            Ok(())
+        }
+        fn words(&self, shard: ShardId) -> Option<Observed> {
+            Some(self.0.observe(shard))
+        }
+    }
+    let fake = Fake::new();
+    let context = fake.context();
+    let (source, into) = (arena(&context, 1000), arena(&context, 1000));
+    source.begin(Generation::from_random(GENERATION));
+    source.publish(ShardId(0), 700).unwrap();
+    let fd = source.export_fd().unwrap();
+    let import = Import::from_fd(&context, fd.as_fd(), &locator(&source)).unwrap();
+    let alive = Arc::new(Elsewhere(Arc::clone(&source)));
+    let mover = CudaMover::open(import, into, alive, MoverConfig::default()).unwrap();
+    fake.forget_calls();
+    runtime().block_on(async {
+        let seen = mover.observe(ShardId(0), 700, Duration::from_secs(5)).await.unwrap();
+        assert_eq!((seen.generation, seen.progress), (Some(mover.generation()), 700));
+        assert!(fake.calls().is_empty(), "{:?}", fake.calls());
+        let pull = Pull { range: ByteRange::new(0, 1000), hash: None };
+        assert_eq!(mover.start(pull).unwrap().quiesced().await.unwrap().generation, Some(mover.generation()));
+        assert!(!fake.calls().contains(&"cuMemcpyDtoHAsync") && !fake.calls().contains(&"cuLaunchKernel"));
+        source.retire();
+        assert_eq!(mover.start(pull).unwrap().quiesced().await.unwrap().generation, None);
+        assert_eq!(mover.observe(ShardId(5), 0, Duration::ZERO).await.unwrap_err().kind(), Kind::Invalid);
+    });
+}

@@ -6,7 +6,8 @@ use super::*;
 fn what_a_hop_pulls_is_the_sources_and_its_digests_are_found_on_the_way() {
     let fake = Fake::new();
     let payload = 1_000_000;
-    let (_source, into, mover) = hop(&fake.context(), payload, Arc::new(NotKnown)).unwrap();
+    let (source, into, mover) = hop(&fake.context(), payload, Arc::new(NotKnown)).unwrap();
+    mover.trace().unwrap();
     let bytes = pattern(payload, 1);
     runtime().block_on(async {
         let mut found = Vec::new();
@@ -25,6 +26,13 @@ fn what_a_hop_pulls_is_the_sources_and_its_digests_are_found_on_the_way() {
         assert_eq!(found, expected(&bytes, BLOCK));
         let landed = start(0, None).quiesced().await.unwrap();
         assert_eq!(landed.digests, []);
+        assert_eq!(landed.generation, Some(mover.generation()), "looked at behind the copy");
+        let spans = mover.spans();
+        let order = |span: &Span| span.copy_begin <= span.copy_end && span.copy_end <= span.end;
+        assert_eq!((spans.len(), spans.iter().all(order)), (chunks.len() + 1, true), "{spans:?}");
+        source.retire();
+        let landed = start(0, Some(BLOCK)).quiesced().await.unwrap();
+        assert_eq!(landed.generation, None, "its bytes may be of the next filling");
     });
     let mut back = vec![0; payload as usize];
     into.copy_out(0, &mut back).unwrap();
@@ -74,7 +82,7 @@ fn after_a_sticky_error_every_pull_is_refused_with_the_remedy() {
     fake.fail_call("cuEventQuery", 0, code::NVLINK_UNCORRECTABLE);
     let failed = runtime().block_on(async { mover.start(whole).unwrap().quiesced().await }).unwrap_err();
     for error in [failed, mover.start(whole).err().unwrap(), context.lost().unwrap()] {
-        assert_eq!(error.kind(), Kind::SourceLost);
+        assert_eq!(error.kind(), Kind::ContextLost);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("restart this process")), "{error}");
     }
 }

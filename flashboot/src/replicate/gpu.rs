@@ -3,7 +3,7 @@
 use super::job::Job;
 use crate::config::Devices;
 use flashboot_core::{ByteSize, Error, Kind, Result};
-use flashboot_cuda::{Context, Device, bounded};
+use flashboot_cuda::{Context, Device, bounded, refuse_mig};
 use std::{collections::BTreeMap, time::Duration};
 
 /// How long a driver may take to say what there is: it sets a GPU up at its first use.
@@ -31,7 +31,7 @@ fn find(devices: &Devices) -> Result<Vec<Device>> {
         },
         Devices::These(these) => these.iter().map(|one| Device::find(one)).collect::<Result<_>>()?,
     };
-    found.iter().try_for_each(Device::refuse_mig)?;
+    found.iter().try_for_each(refuse_mig)?;
     Ok(found)
 }
 
@@ -52,15 +52,31 @@ pub(crate) async fn admit(gpus: &[Device], job: &Job) -> Result<()> {
     Ok(())
 }
 
+/// About what the driver's context takes of a GPU for each process that uses it, kernels included: some 0.5 GiB on an H200.
+const CONTEXT: u64 = 512 << 20;
+/// What an arena is rounded up to, and its control block.
+const GRANULES: u64 = 4 << 20;
+
+/// What so many arenas of `bytes` take of one GPU, each in a process of its own, beside this process's context; `None` past
+/// 2^64. This process gives its context back before they start.
+fn needed(arenas: u32, bytes: u64) -> Option<u64> {
+    let contexts = u64::from(arenas.saturating_sub(1)).checked_mul(CONTEXT)?;
+    bytes.checked_add(GRANULES)?.checked_mul(arenas.into())?.checked_add(contexts)
+}
+
 /// The context lives as long as the question.
 fn room(gpu: &Device, arenas: u32, bytes: u64) -> Result<()> {
     let (free, total) = Context::open(gpu)?.memory()?;
-    if bytes.saturating_mul(u64::from(arenas)) <= free {
+    let needed = needed(arenas, bytes).unwrap_or(u64::MAX);
+    if needed <= free {
         return Ok(());
     }
     let detail = format!(
-        "{arenas} of {} ({bytes} bytes) asked for on {} {}, {} of {} free",
+        "{arenas} of {} ({bytes} bytes), and about {} for the driver's context of each process but this one, come to \
+         {} on {} {}, which has {} of {} free",
         ByteSize(bytes),
+        ByteSize(CONTEXT),
+        ByteSize(needed),
         gpu.name(),
         gpu.uuid(),
         ByteSize(free),
@@ -68,4 +84,18 @@ fn room(gpu: &Device, arenas: u32, bytes: u64) -> Result<()> {
     );
     let remedy = "free the GPU's memory (nvidia-smi shows who has it), use more GPUs, or fewer clones";
     Err(Error::new(Kind::Exhausted, "arena", detail).with_remedy(remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_and_the_contexts_of_their_processes_are_counted_and_never_wrap() {
+        let mib = |n: u64| n << 20;
+        assert_eq!(needed(1, 0), Some(mib(4)), "one process takes the place of this one");
+        assert_eq!(needed(4, mib(100)), Some(4 * mib(104) + 3 * mib(512)));
+        assert_eq!(needed(2, u64::MAX), None);
+        assert_eq!(needed(u32::MAX, u64::MAX / 8), None);
+    }
 }

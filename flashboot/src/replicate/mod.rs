@@ -18,6 +18,13 @@ mod worker;
 
 pub use report::{CloneReport, Hop, Report, SeedReport};
 pub use worker::{WorkerArgs, worker};
+// What a bench does in the same way.
+pub(crate) use clock::Clock;
+pub(crate) use gpu::resolve as resolve_devices;
+pub(crate) use job::{put, wait};
+pub(crate) use parent::{listen, spawn};
+pub(crate) use peers::who;
+pub(crate) use worker::{die_with_parent, host_arena};
 
 use crate::{
     config::{Choice, Chunk, Devices, Memory, Replicate},
@@ -30,7 +37,7 @@ use flashboot_core::{
 use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 /// How the name of a run's directory begins.
-const RUN_PREFIX: &str = "flashboot-";
+pub(crate) const RUN_PREFIX: &str = "flashboot-";
 
 /// The rank image to replicate, as the image's metadata has it.
 #[derive(Debug, Clone)]
@@ -145,7 +152,7 @@ fn chunk_bytes(settings: &Replicate, bytes: u64, gpus: usize) -> u64 {
     };
     match settings.chunk {
         Chunk::Bytes(size) => size.0,
-        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), BLOCK, costs),
+        Chunk::Auto => auto_chunk(bytes, settings.schedule().depth(), settings.verify, BLOCK, costs),
     }
 }
 

@@ -51,7 +51,7 @@ enum News {
 }
 
 /// The last lines of one worker's stderr; the sender is dropped at their end.
-struct Words {
+pub(crate) struct Words {
     tail: Arc<Mutex<VecDeque<String>>>,
     ended: watch::Receiver<()>,
 }
@@ -327,7 +327,7 @@ fn lost_touch() -> Error {
     Error::new(Kind::SourceLost, "replicate", "every worker is gone")
 }
 
-fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
+pub(crate) fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
     let mut command = Command::new(&workers.program);
     command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -342,7 +342,11 @@ fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
 }
 
 /// Hands a worker's lines on as they come and keeps the last.
-fn listen(stderr: Option<impl AsyncRead + Send + Unpin + 'static>, rank: Rank, tell: fn(u32, &str)) -> Words {
+pub(crate) fn listen(
+    stderr: Option<impl AsyncRead + Send + Unpin + 'static>,
+    rank: Rank,
+    tell: fn(u32, &str),
+) -> Words {
     let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL)));
     let (sender, ended) = watch::channel(());
     let Some(stderr) = stderr else { return Words { tail, ended } };

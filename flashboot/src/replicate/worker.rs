@@ -29,6 +29,9 @@ use tracing::{debug, warn};
 /// How long the parent may take to say what the job is: it does so before it starts anyone.
 const JOB_WAIT: Duration = Duration::from_secs(20);
 
+/// How often a worker tries to remove the run's directory, while others still work in it.
+const REMOVALS: u32 = 16;
+
 /// What a parent tells a worker on its command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerArgs {
@@ -58,7 +61,7 @@ pub async fn worker(args: WorkerArgs) -> Result<()> {
     done
 }
 
-fn die_with_parent(board: &Path) -> Result<()> {
+pub(crate) fn die_with_parent(board: &Path) -> Result<()> {
     let directory = run_directory(board);
     let watch = move || {
         let mut sink = [0; 64];
@@ -71,8 +74,12 @@ fn die_with_parent(board: &Path) -> Result<()> {
             }
         }
         if let Some(directory) = directory {
-            // The parent may have removed it, another worker may be at it.
-            let _ = std::fs::remove_dir_all(directory);
+            // The parent may have removed it, another worker may be at it, or may still make a socket in it.
+            for _ in 0..REMOVALS {
+                if std::fs::remove_dir_all(&directory).is_ok() || !directory.exists() {
+                    break;
+                }
+            }
         }
         die();
     };
@@ -117,11 +124,7 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
             debug!(rank = args.rank, uuid, ?made, "arena");
             arena
         }
-        None => {
-            let (arena, made) = HostArena::create(spec, &arena_config(job.memory, job.threads()))?;
-            debug!(rank = args.rank, %made, "arena");
-            arena
-        }
+        None => host_arena(spec, job.memory)?,
     };
     let arena_took = clock.now().saturating_sub(began);
 
@@ -144,6 +147,15 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
         observer: Box::new(observer),
     })
     .await
+}
+
+/// An arena in host memory, every page faulted in with a thread a core.
+pub(crate) fn host_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn Arena>> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = memory.threads.and_then(|n| usize::try_from(n).ok()).unwrap_or_else(cores).max(1);
+    let (arena, made) = HostArena::create(spec, &arena_config(memory, threads))?;
+    debug!(%made, "arena");
+    Ok(arena)
 }
 
 fn arena_config(memory: Memory, threads: usize) -> HostArenaConfig {

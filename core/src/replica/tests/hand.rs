@@ -107,6 +107,49 @@ fn with_no_other_holder_it_fails_naming_the_source() {
     assert_eq!(m.handle(T0, Event::Start), [], "nothing follows");
 }
 
+fn context_lost() -> Error {
+    Error::new(Kind::ContextLost, "cuEventQuery", "CUDA_ERROR_ECC_UNCORRECTABLE").with_remedy("restart")
+}
+
+#[test]
+fn a_lost_context_of_ones_own_ends_it_when_its_pulls_are_quiet_and_asks_nobody_else() {
+    let (mut m, chunks) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    m.handle(T0, Event::Attached { source: SEED });
+    m.handle(T0, seen(SEED, 3 * 2048));
+    let fails = |chunk, cause| Event::Failed { source: SEED, chunk, cause };
+    let out = m.handle(T0, fails(chunks[0], context_lost()));
+    assert_eq!(out, [Command::Abort { source: SEED }], "the other pull has not quiesced");
+    let out = m.handle(T0, fails(chunks[1], Error::new(Kind::Cancelled, "pull", "cancelled")));
+    assert_eq!(out, [Command::Detach { source: SEED }, Command::Fail { cause: context_lost() }]);
+    assert_eq!(m.losses(), 0, "no source was lost");
+}
+
+#[test]
+fn a_lost_context_shown_by_a_look_an_import_or_a_source_being_left_ends_it_too() {
+    let lost = |source| Event::Lost { source, cause: context_lost() };
+    let ends = |out: Vec<Command>| assert_eq!(out.last(), Some(&Command::Fail { cause: context_lost() }));
+    let (mut m, _) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    ends(m.handle(T0, lost(SEED)));
+
+    let (mut m, _) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    ends(m.handle(T0, Event::Broken { cause: context_lost() }));
+
+    let (mut m, _) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    m.handle(T0, Event::Attached { source: SEED });
+    ends(m.handle(T0, lost(SEED)));
+
+    let (mut m, chunks) = chain_clone(3);
+    m.handle(T0, Event::Start);
+    m.handle(T0, Event::Attached { source: SEED });
+    m.handle(T0, seen(SEED, 2048));
+    assert_eq!(m.handle(T0, super::world::lost(SEED)), [Command::Abort { source: SEED }]);
+    ends(m.handle(T0, Event::Failed { source: SEED, chunk: chunks[0], cause: context_lost() }));
+}
+
 #[test]
 fn losing_sources_for_ever_is_bounded() {
     let (mut m, _) = chain_clone(1);

@@ -195,7 +195,8 @@ fn pinned_late(d: &Driver) -> Outcome {
 }
 
 /// Memory of the second device that both may use.
-fn on_second(d: &Driver, gpu: &Gpu<'_>, devices: &[i32]) -> Result<u64, String> {
+/// Memory of the second device, which `devices` may use.
+pub(super) fn on_second(d: &Driver, gpu: &Gpu<'_>, devices: &[i32]) -> Result<u64, String> {
     let prop = crate::gpu::prop(1, POSIX_FD);
     let mut handle = 0;
     must("create", d.mem_create(&raw mut handle, GRANULE, &raw const prop, 0))?;

@@ -22,6 +22,7 @@ cases! {
     "poison-retain-again" = retain_again,
     "poison-other-process" = other_process,
     "poison-kernel-writes-read-only" = writes_read_only,
+    "poison-under-pending-copy" = poison_pending,
     "fork-after-init" = fork_after_init,
     "fork-before-init" = fork_before_init,
     "unmap-under-pending-copy" = unmap_pending,
@@ -119,6 +120,22 @@ fn other_process(d: &Driver) -> Outcome {
     let said = peer.ask("export 1 97", None)?.0;
     break_context(&gpu)?;
     Facts::new().fact("peer", said).fact("peer-reads", peer.ask("read", None)?.0).done()
+}
+
+/// Copies under way on one stream when a kernel on another ends the context; then their memory is taken away.
+fn poison_pending(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let (stream, event) = (gpu.stream()?, gpu.event(0)?);
+    let memory = gpu.busy(stream)?;
+    must("record", gpu.event_record(event, stream))?;
+    let mut f = Facts::new();
+    break_context(&gpu)?;
+    f.code("sync", gpu.stream_synchronize(stream));
+    f.code("event", gpu.event_synchronize(event));
+    f.code("unmap", gpu.mem_unmap(memory.at, memory.size));
+    f.code("release", gpu.mem_release(memory.handle));
+    f.code("free", gpu.address_free(memory.at, memory.size));
+    f.done()
 }
 
 fn writes_read_only(d: &Driver) -> Outcome {

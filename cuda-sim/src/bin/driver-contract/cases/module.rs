@@ -1,6 +1,6 @@
 //! Modules and the kernel.
 
-use super::cases;
+use super::{cases, copy::on_second};
 use crate::{
     abi::Opaque,
     driver::Driver,
@@ -23,6 +23,13 @@ cases! {
     "hash-whole" = hash_whole,
     "hash-blocks" = hash_blocks,
     "hash-late" = hash_late,
+    "hash-to-pinned" = hash_to_pinned,
+    "look-to-pinned" = look_to_pinned,
+    "look-to-registered" = look_to_registered,
+    "look-to-pageable" = look_to_pageable,
+    "look-misaligned" = look_misaligned,
+    "look-late" = look_late,
+    "look-at-other-device" = look_at_other_device,
 }
 
 fn load(gpu: &Gpu<'_>, text: &str) -> Result<u32, String> {
@@ -227,7 +234,7 @@ fn hash_blocks(d: &Driver) -> Outcome {
 }
 
 /// A kernel's result in pinned memory of the host, by the host's address.
-pub(super) fn hash_to_pinned(d: &Driver) -> Outcome {
+fn hash_to_pinned(d: &Driver) -> Outcome {
     let gpu = Gpu::new(d)?;
     let function = gpu.function(gpu.module()?, "flashboot_blake3_tiles")?;
     let memory = gpu.mapped(GRANULE)?;
@@ -260,4 +267,91 @@ fn hash_late(d: &Driver) -> Outcome {
     must("sync", gpu.stream_synchronize(stream))?;
     f.fact("value", read(&gpu, out, 32)? == blake3::hash(&[0x5A; 1024]).as_bytes());
     f.done()
+}
+
+/// `flashboot_look`: two words at `from` to the host's two words at `out`.
+fn launch_look(gpu: &Gpu<'_>, from: u64, out: *mut [u64; 2], stream: Opaque) -> Result<u32, String> {
+    let function = gpu.function(gpu.module()?, "flashboot_look")?;
+    let (mut progress, mut generation, mut out) = (from, from + 64, out.expose_provenance() as u64);
+    let mut params: [*mut c_void; 3] =
+        [(&raw mut progress).cast(), (&raw mut generation).cast(), (&raw mut out).cast()];
+    Ok(gpu.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, params.as_mut_ptr(), ptr::null_mut()))
+}
+
+const PROGRESS: u64 = 0x5C5C_5C5C_5C5C_5C5C;
+const VOUCHING: u64 = 0x5D5D_5D5D_5D5D_5D5D;
+
+/// Two words in the first device's memory.
+fn words(gpu: &Gpu<'_>) -> Result<u64, String> {
+    let at = gpu.mapped(GRANULE)?.at;
+    must("memset", gpu.memset(at, 0x5C, 64, ptr::null_mut()))?;
+    must("memset", gpu.memset(at + 64, 0x5D, 64, ptr::null_mut()))?;
+    must("sync", gpu.stream_synchronize(ptr::null_mut()))?;
+    Ok(at)
+}
+
+/// What a look at the words at `from` puts at `out`.
+fn look(gpu: &Gpu<'_>, from: u64, out: *mut [u64; 2]) -> Outcome {
+    let launched = launch_look(gpu, from, out, ptr::null_mut())?;
+    let synced = gpu.stream_synchronize(ptr::null_mut());
+    // SAFETY: `out` is memory of the case's own, and the kernel is done with it; volatile, as the device wrote it.
+    let seen = unsafe { out.read_volatile() };
+    let right = seen == [PROGRESS, VOUCHING];
+    Facts::new().code("launch", launched).code("sync", synced).fact("words", right).done()
+}
+
+fn look_to_pinned(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    look(&gpu, words(&gpu)?, gpu.pinned(4096)?.cast())
+}
+
+/// Memory of the program's own, by its own address.
+fn look_to_registered(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let mut pages = vec![[0_u64; 2]; 1024];
+    let size = size_of_val(&*pages);
+    must("register", gpu.host_register(pages.as_mut_ptr().cast(), size, crate::abi::HOST_PORTABLE))?;
+    look(&gpu, words(&gpu)?, pages.as_mut_ptr())
+}
+
+fn look_to_pageable(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let mut word = Box::new([0_u64; 2]);
+    look(&gpu, words(&gpu)?, &raw mut *word)
+}
+
+fn look_misaligned(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    look(&gpu, words(&gpu)? + 4, gpu.pinned(4096)?.cast())
+}
+
+/// A look waits its turn in its stream.
+fn look_late(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let (from, out) = (words(&gpu)?, gpu.pinned(4096)?.cast::<[u64; 2]>());
+    let (stream, event) = (gpu.stream()?, gpu.event(0)?);
+    // The module is loaded before, which may wait for the device.
+    must("launch", launch_look(&gpu, from, out, stream)?)?;
+    must("sync", gpu.stream_synchronize(stream))?;
+    must("memset", gpu.memset(from, 0x5E, 8, stream))?;
+    gpu.busy(stream)?;
+    must("memset", gpu.memset(from, 0x5C, 8, stream))?;
+    must("launch", launch_look(&gpu, from, out, stream)?)?;
+    must("record", gpu.event_record(event, stream))?;
+    let mut f = Facts::new();
+    f.code("query", gpu.event_query(event));
+    must("sync", gpu.stream_synchronize(stream))?;
+    // SAFETY: pinned memory of this case, and the kernel is done with it.
+    let seen = unsafe { out.read_volatile() };
+    f.fact("words", seen == [PROGRESS, VOUCHING]).done()
+}
+
+fn look_at_other_device(d: &Driver) -> Outcome {
+    d.two()?;
+    let gpu = Gpu::new(d)?;
+    let there = on_second(d, &gpu, &[0])?;
+    must("memset", gpu.memset(there, 0x5C, 64, ptr::null_mut()))?;
+    must("memset", gpu.memset(there + 64, 0x5D, 64, ptr::null_mut()))?;
+    must("sync", gpu.stream_synchronize(ptr::null_mut()))?;
+    look(&gpu, there, gpu.pinned(4096)?.cast())
 }

@@ -1,18 +1,17 @@
 //! Questions to the stand-in alone: what it does on demand, and what no real driver need answer the same way twice.
 //! They are no rows of the transcript.
 
-use super::{cases, module::hash_to_pinned};
+use super::{cases, copy::on_second};
 use crate::{
     driver::Driver,
     facts::{Facts, Outcome, must},
-    gpu::{GRANULE, Gpu},
+    gpu::{GRANULE, Gpu, Mapped},
 };
 use std::{ffi::CStr, ptr};
 
 cases! {
     "sim-race-two-streams" = two_streams,
     "sim-race-pinned-read" = pinned_read,
-    "sim-hash-to-pinned" = hash_to_pinned,
     "sim-unused-function" = unused_function,
     "sim-follow-device-pointer" = follow,
     "sim-destroyed-event" = destroyed_event,
@@ -21,6 +20,8 @@ cases! {
     "sim-many-calls" = many_calls,
     "sim-fabric-killed" = fabric_killed,
     "sim-fabric-descriptor" = fabric_descriptor,
+    "sim-dies-under-pending-copies" = dies_pending,
+    "sim-peer-dies" = peer_dies,
 }
 
 /// A copy on a second stream that should have waited for the first.
@@ -154,5 +155,71 @@ fn fabric_descriptor(d: &Driver) -> Outcome {
     let mut f = Facts::new();
     f.code("import", gpu.import(fd.as_fd(), &mut imported));
     f.fact("byte", gpu.peek(gpu.map(imported, GRANULE)?.at));
+    f.done()
+}
+
+/// Calls until the device says that it is gone.
+fn until_dead(d: &Driver, device: i32) -> Result<(), String> {
+    let mut context = ptr::null_mut();
+    for _ in 0..10_000 {
+        if d.primary_retain(&raw mut context, device) != 0 {
+            return Ok(());
+        }
+        must("release", d.primary_release(device))?;
+    }
+    Err("setup it lives".into())
+}
+
+/// Copies under way and queued when their device dies, and the teardown of all that they used.
+fn dies_pending(d: &Driver) -> Outcome {
+    let gpu = Gpu::new(d)?;
+    let (streams, event) = ([gpu.stream()?, gpu.stream()?], gpu.event(0)?);
+    let host = gpu.pinned(64 << 20)?;
+    let (mut memory, mut any) = (Vec::new(), 0);
+    for stream in streams {
+        let (from, to) = (gpu.busy(stream)?, gpu.mapped(64 << 20)?);
+        must("copy", gpu.copy_dtod(to.at, from.at, to.size, stream))?;
+        must("copy", gpu.copy_dtoh(host.cast(), to.at, to.size, stream))?;
+        memory.extend([from, to]);
+        any = to.at;
+    }
+    must("record", gpu.event_record(event, streams[0]))?;
+    until_dead(d, 0)?;
+    let mut f = Facts::new();
+    f.code("sync", gpu.stream_synchronize(streams[0]));
+    f.code("event", gpu.event_synchronize(event));
+    f.code("copy", gpu.copy_dtoh(host.cast(), any, 1, streams[1]));
+    let mut said = std::collections::BTreeSet::new();
+    for Mapped { at, size, handle } in memory {
+        said.insert(crate::facts::name(gpu.mem_unmap(at, size)));
+        said.insert(crate::facts::name(gpu.mem_release(handle)));
+        must("free", gpu.address_free(at, size))?;
+    }
+    f.fact("unmap-and-release", said.into_iter().collect::<Vec<_>>().join("-or-"));
+    f.code("stream-destroy", gpu.stream_destroy(streams[0]));
+    f.code("host-free", gpu.host_free(host.cast()));
+    f.code("pop", gpu.ctx_pop(&mut ptr::null_mut()));
+    f.code("primary-release", gpu.primary_release(0));
+    f.done()
+}
+
+/// A copy from memory of another device, before that device dies and after.
+fn peer_dies(d: &Driver) -> Outcome {
+    d.two()?;
+    let gpu = Gpu::new(d)?;
+    let (here, there) = (gpu.mapped(GRANULE)?, on_second(d, &gpu, &[0])?);
+    let mut f = Facts::new();
+    let copy = |f: &mut Facts, what: &str| {
+        let copied = gpu.copy_dtod(here.at, there, GRANULE, ptr::null_mut());
+        let synced = gpu.stream_synchronize(ptr::null_mut());
+        f.code(&format!("{what}-copy"), copied).code(&format!("{what}-sync"), synced);
+    };
+    copy(&mut f, "early");
+    until_dead(d, 1)?;
+    f.code("info", gpu.mem_get_info(&mut 0, &mut 0));
+    copy(&mut f, "late");
+    f.code("info-after", gpu.mem_get_info(&mut 0, &mut 0));
+    f.code("unmap-own", gpu.mem_unmap(here.at, here.size));
+    f.code("unmap-peers", gpu.mem_unmap(there, GRANULE));
     f.done()
 }
