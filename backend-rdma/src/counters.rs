@@ -29,10 +29,12 @@ counters! {
     devices_opened,
     /// Memory regions registered.
     regions_registered,
-    /// Queue pairs made.
+    /// Queue pairs made, the spare ones among them.
     pairs_made,
-    /// Queue pairs taken from the spare ones.
-    pairs_reused,
+    /// Queue pairs made while a connection waited for them, because no spare one was left.
+    pairs_made_late,
+    /// Queue pairs that were there before the connection that took them.
+    spares_used,
     /// Requests over a control channel, each answered once.
     control_round_trips,
     /// READs of payload posted.

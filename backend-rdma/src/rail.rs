@@ -1,4 +1,8 @@
 //! One device of an endpoint, opened once: its port, its GID, its completion queue and its spare queue pairs.
+//!
+//! A queue pair serves one connection. Used ones are not reset for the next: soft-RoCE keeps the route of a pair's first
+//! peer for as long as the pair is there, and packets that a dead peer still sends would find a number that they know. Spare
+//! pairs are made ahead instead, by [`Rail::replenish`], so that no connection waits for one to be made.
 
 use crate::{
     config::RdmaConfig,
@@ -24,6 +28,8 @@ pub(crate) const LOOK_ROOM: u32 = 4;
 pub(crate) struct Rail {
     // Pairs before the queue and the device that they belong to.
     spares: Mutex<Vec<Pair>>,
+    /// Used, quiet, and to be destroyed by whoever has time for it.
+    spent: Mutex<Vec<Pair>>,
     completions: Arc<Completions>,
     device: Arc<Device>,
     port: u8,
@@ -117,14 +123,9 @@ impl Rail {
         let depth = (u32::from(config.outstanding) + LOOK_ROOM).min(limits.max_qp_wr.max(1));
         let completions = Completions::new(&device, ENTRIES)
             .map_err(|e| failed(e, name, Some(port), "making a completion queue"))?;
-        let spares = (0..config.spares)
-            .map(|_| {
-                counters.pairs_made.add(1);
-                Pair::new(&completions, depth).map_err(|e| failed(e, name, Some(port), "making a queue pair"))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self {
-            spares: Mutex::new(spares),
+        let rail = Self {
+            spares: Mutex::default(),
+            spent: Mutex::default(),
             completions,
             device,
             port,
@@ -141,7 +142,9 @@ impl Rail {
             reserved: AtomicU32::new(0),
             down: AtomicBool::new(false),
             counters: Arc::clone(counters),
-        })
+        };
+        rail.replenish()?;
+        Ok(rail)
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -215,7 +218,7 @@ impl Rail {
         move |e| failed(e, self.name(), Some(self.port), &doing)
     }
 
-    /// A queue pair that knows its port: a spare one, or a new one.
+    /// A queue pair that knows its port and was never used: a spare one, or a new one.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] when as many are in use as the completion queue has room for.
@@ -235,12 +238,10 @@ impl Rail {
         let spare = self.spares.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let made = match spare {
             Some(pair) => {
-                self.counters.pairs_reused.add(1);
+                self.counters.spares_used.add(1);
                 Ok(pair)
             }
-            None => Pair::new(&self.completions, self.depth)
-                .inspect(|_| self.counters.pairs_made.add(1))
-                .map_err(self.error("making a queue pair")),
+            None => self.make().inspect(|_| self.counters.pairs_made_late.add(1)),
         };
         let ready = made.and_then(|pair| {
             pair.init(self.port).map_err(self.error("readying a queue pair"))?;
@@ -252,16 +253,31 @@ impl Rail {
         ready
     }
 
-    /// Takes back a pair with nothing posted.
+    fn make(&self) -> Result<Pair> {
+        let pair = Pair::new(&self.completions, self.depth).map_err(self.error("making a queue pair"))?;
+        self.counters.pairs_made.add(1);
+        Ok(pair)
+    }
+
+    /// Takes back a used pair with nothing posted: it answers nobody from here on, and goes with the next
+    /// [`replenish`](Self::replenish).
     pub(crate) fn give_back(&self, pair: Pair) {
         self.reserved.fetch_sub(self.depth, Ordering::AcqRel);
-        if pair.reset().is_err() {
-            return;
+        // One that cannot be reset is destroyed at once.
+        if pair.reset().is_ok() {
+            self.spent.lock().unwrap_or_else(PoisonError::into_inner).push(pair);
         }
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
-        if spares.len() < self.keep {
-            spares.push(pair);
+    }
+
+    /// Destroys used pairs and makes spare ones until there are as many as configured. Blocks for as long as the driver
+    /// needs, so that neither the engine's thread nor a connection should call it.
+    pub(crate) fn replenish(&self) -> Result<()> {
+        drop(std::mem::take(&mut *self.spent.lock().unwrap_or_else(PoisonError::into_inner)));
+        while self.spares.lock().unwrap_or_else(PoisonError::into_inner).len() < self.keep {
+            let pair = self.make()?;
+            self.spares.lock().unwrap_or_else(PoisonError::into_inner).push(pair);
         }
+        Ok(())
     }
 
     /// Connects `pair` to the peer at `to`; afterwards it answers the peer's READs and may send its own. Both ends use the

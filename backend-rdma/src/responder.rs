@@ -20,7 +20,8 @@ use std::{
 };
 use tokio::{io::AsyncReadExt as _, task::spawn_blocking};
 
-/// How often it is looked whether the arenas of attached readers, and those registered, are still there.
+/// How often it is looked whether the arenas of attached readers, and those registered, are still there, and whether queue
+/// pairs are to be replaced.
 const TICK: Duration = Duration::from_millis(250);
 /// Between two attempts at a listening socket that is broken.
 const REST: Duration = Duration::from_millis(100);
@@ -32,7 +33,16 @@ pub(crate) async fn run(parts: &Arc<Parts>, listener: Option<Listener>) {
         loop {
             tokio::time::sleep(TICK).await;
             let parts = Arc::clone(parts);
-            let _ = spawn_blocking(move || parts.regions.sweep()).await;
+            let _ = spawn_blocking(move || {
+                parts.regions.sweep();
+                for rail in &parts.rails {
+                    if let Err(error) = rail.replenish() {
+                        // A connection that needs one tries for itself, and is told.
+                        tracing::debug!(%error, "no spare queue pair");
+                    }
+                }
+            })
+            .await;
         }
     };
     let accept = async {
