@@ -197,15 +197,18 @@ fn byte(at: u64) -> u8 {
 }
 
 impl Bench {
-    /// `local`: this end of the channel, where `tcp` listens too unless it was told another address than loopback.
+    /// `local`: this end of the channel, where `tcp` and `rdma` listen too unless they were told another address than
+    /// loopback.
     async fn set_up(ours: &Ours, local: Option<SocketAddr>) -> Result<Self> {
         let sockets = Scratch::new(&ours.directory, "flashboot-doctor-");
         let sockets =
             sockets.map_err(|e| Error::from_io("mkdir", &e, ours.directory.display().to_string()))?;
         let mut network = ours.network.clone();
         let local: Option<IpAddr> = local.map(|local| local.ip().to_canonical());
-        if let Some(local) = local.filter(|_| network.tcp.bind.is_loopback()) {
-            network.tcp.bind = local;
+        for bind in [&mut network.tcp.bind, &mut network.rdma.bind] {
+            if let Some(local) = local.filter(|_| bind.is_loopback()) {
+                *bind = local;
+            }
         }
         let settings =
             Settings { sockets: sockets.path().to_owned(), memory: Memory::default(), device: None, network };
