@@ -51,6 +51,8 @@ pub struct RdmaConfig {
     pub cancel_grace: Duration,
     /// How long the endpoint's thread polls before it sleeps until a NIC interrupts.
     pub spin: Duration,
+    /// The longest pause between two looks at a word that is not there yet; the first is 20 µs, and each twice the one before.
+    pub longest_pause: Duration,
     /// Queue pairs kept ready for the next reader, for each device.
     pub spares: usize,
     /// How long a reader may take to say what it wants.
@@ -88,6 +90,7 @@ impl Default for RdmaConfig {
             ack_timeout: Duration::from_millis(67),
             cancel_grace: Duration::from_millis(500),
             spin: Duration::from_micros(50),
+            longest_pause: Duration::from_micros(500),
             spares: 2,
             handshake: Duration::from_secs(5),
             max_pending: 64,

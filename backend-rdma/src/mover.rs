@@ -16,10 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between looks at a word that is not there yet. It doubles from look to look; a look itself takes a few microseconds
-/// of wire.
+/// Between two looks at a word that is not there yet. It doubles from look to look, up to the configured one; a look itself
+/// takes a few microseconds of wire.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
 #[derive(Debug)]
 pub(crate) struct RdmaMover {
@@ -31,6 +30,7 @@ pub(crate) struct RdmaMover {
     payload: u64,
     shards: u32,
     message: u64,
+    longest_pause: Duration,
     /// The devices stay open as long as the hop.
     _endpoint: Arc<Endpoint>,
 }
@@ -55,6 +55,7 @@ impl RdmaMover {
             payload: locator.payload,
             shards: locator.shards,
             message: parts.config.message.0.min(largest),
+            longest_pause: parts.config.longest_pause,
             _endpoint: endpoint,
         }
     }
@@ -111,7 +112,7 @@ impl Mover for RdmaMover {
                 return Ok(seen);
             }
             tokio::time::sleep(pause.min(left)).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(self.longest_pause);
         }
     }
 

@@ -20,13 +20,14 @@ fn config(rank: u32) -> RdmaConfig {
     let own = devices.get((rank as usize).checked_rem(devices.len()).unwrap_or(0));
     let devices = own.cloned().into_iter().collect();
     // Small messages, so that a chunk is several of them and their completions come sparsely.
-    // And patience: an emulated NIC is a thread of a machine that may have other work.
+    // And patience: an emulated NIC is a thread of a machine that may have other work, and every look is work for it.
     RdmaConfig {
         devices,
         max_rails: 1,
         message: ByteSize(32 << 10),
         ack_timeout: Duration::from_millis(250),
         cancel_grace: Duration::from_secs(5),
+        longest_pause: Duration::from_millis(10),
         ..RdmaConfig::default()
     }
 }

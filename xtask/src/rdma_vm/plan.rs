@@ -50,9 +50,9 @@ const MIXED: Target = ("flashboot", "test", "mixed_chain");
 
 /// Two doctors meet, and each must have read the other by rdma; the floor is an emulator's.
 const DOCTORS: &str = "\
-    flashboot doctor --listen 127.0.0.1:0 >listens & listener=$!; \
+    flashboot doctor --listen 127.0.0.1:0 --timeout 2m >listens & listener=$!; \
     for i in 1 2 3 4 5 6 7 8 9 10; do [ -s listens ] || sleep 1; done; \
-    flashboot doctor --peer \"$(cat listens)\" --floor 1MB | tee said; kill $listener; \
+    flashboot doctor --peer \"$(cat listens)\" --floor 1MB --timeout 2m | tee said; kill $listener; \
     grep -q 'rdma device .*rxe0 port 1 (ACTIVE, MTU 4096, GID 1 10.77.0.1, traffic class 0' said && \
     grep -qE '^rdma +here +yes' said && grep -qE '^rdma +peer +yes' said";
 
@@ -68,7 +68,7 @@ pub(crate) fn tests() -> Vec<Program> {
     vec![
         Program::new("verbs", 60, VERBS, "flashboot_backend_rdma a_reader_s_key --ignored"),
         Program::new("provider", 150, PROVIDER, "FLASHBOOT_REQUIRE=rdma provider"),
-        Program::new("doctor", 60, CLI, DOCTORS),
+        Program::new("doctor", 150, CLI, DOCTORS),
         Program::new("mixed-chain", 60, MIXED, "FLASHBOOT_REQUIRE=rdma mixed_chain"),
         Program::new("conformance-one-device", 600, CONFORMANCE, &suite("rxe0", &[""])),
         Program::new(
