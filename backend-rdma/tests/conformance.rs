@@ -25,7 +25,7 @@ fn config(rank: u32) -> RdmaConfig {
         devices,
         max_rails: 1,
         message: ByteSize(32 << 10),
-        ack_timeout: Duration::from_millis(250),
+        ack_timeout: Duration::from_millis(500),
         cancel_grace: Duration::from_secs(5),
         longest_pause: Duration::from_millis(10),
         ..RdmaConfig::default()
