@@ -4,7 +4,7 @@
 //! Every stage is timed. What cannot run here is shown as skipped with its reason. The last line is
 //! `N passed, N failed, N skipped`, counting stages.
 
-mod cache;
+pub(crate) mod cache;
 mod debian;
 mod fuzz;
 mod ignored;
@@ -12,7 +12,7 @@ pub(crate) mod python;
 mod stand_in;
 
 use crate::{
-    ptx, shell,
+    ptx, rdma_vm, shell,
     stage::{Outcome, Stages},
     verify,
     workspace::Workspace,
@@ -60,6 +60,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards), (ENGINES_VARIABLE, engines)];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
+    stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));

@@ -231,6 +231,17 @@ fn a_copy_through_pinned_memory_that_fails_anywhere_leaks_nothing() {
     }
 }
 
+#[test]
+fn what_a_nic_wrote_is_flushed_where_the_hardware_does_not_order_it() {
+    // The stand-in answers 1 to an attribute, which is no order, and 0 to those left out.
+    let fake = Fake::new();
+    let (arena, _) = CudaArena::create_in(&fake.context(), spec(5000), &CudaArenaConfig::default()).unwrap();
+    let owned = arena.own(ByteRange::new(0, 5000)).unwrap();
+    fake.forget_calls();
+    owned.settle_nic_writes().unwrap();
+    assert!(fake.calls().contains(&"cuFlushGPUDirectRDMAWrites"));
+}
+
 /// Words in host memory, and in which order they and the GPU's were written.
 #[derive(Debug)]
 struct HostWords(ControlBlock<Shared>, u32);
