@@ -18,7 +18,7 @@ use std::time::Instant;
 type Failure = Box<dyn std::error::Error>;
 
 const SHARDS: u64 = 48;
-const CONFIG: &str = r#"{"model_type":"deepseek_v4","n_routed_experts":384,"num_hidden_layers":64}"#;
+const CONFIG: &str = r#"{"model_type":"deepseek_v4","n_routed_experts":384}"#;
 
 struct Settings {
     dir: PathBuf,

@@ -52,14 +52,16 @@ impl Staging {
         let named = parent.join(format!("{prefix}{key}"));
         remove_leavings(&parent, &prefix, resume.then_some(named.as_path()))?;
         let made = match std::fs::create_dir(&named) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(Error::io("mkdir", &named, &e));
+            // Its name can be guessed: in a directory that others write to, it and what it links to may be theirs.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                lock(&named).filter(|dir| resume && is_ours(dir))
             }
-            _ => lock(&named),
+            Err(e) => return Err(Error::io("mkdir", &named, &e)),
+            Ok(()) => lock(&named),
         };
         let (partial, lock) = match made {
             Some(lock) => (named, lock),
-            // A live writer makes the same: it is not disturbed.
+            // A live writer makes the same, or somebody else made it: it is not disturbed.
             None => make_locked(&parent, &prefix)?,
         };
         let keep = std::cell::Cell::new(resume);
@@ -224,6 +226,11 @@ fn lock(path: &Path) -> Option<File> {
     }
     let same = |there: std::fs::Metadata| dir.metadata().is_ok_and(|m| m.ino() == there.ino());
     std::fs::symlink_metadata(path).is_ok_and(same).then_some(dir)
+}
+
+/// Whether only this user could put anything into a directory.
+fn is_ours(dir: &File) -> bool {
+    dir.metadata().is_ok_and(|m| m.uid() == rustix::process::geteuid().as_raw() && m.mode() & 0o002 == 0)
 }
 
 /// Removes what writers to the same destination left when they were killed, all of it `but` one directory; a live one

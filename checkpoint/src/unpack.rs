@@ -50,7 +50,13 @@ pub fn unpack(
     let Some(rank) = image.ranks().first() else { return Err(refuse("it has no ranks".into())) };
     let stage = image.metadata().fingerprint.stage;
     if stage != Stage::Sliced {
-        return Err(refuse(format!("its stage is {stage:?}, which is not the checkpoint's own bytes")));
+        let why = match stage {
+            Stage::EngineParams => "its stage is engine-params: reshard it without --target, and unpack that",
+            _ => {
+                "its stage is kernel-ready, which is not the checkpoint's own bytes: pack it from the checkpoint"
+            }
+        };
+        return Err(refuse(why.into()));
     }
     let table = &*rank.table;
     let split = image.ranks().len() > 1 || table.iter().any(|t| !t.parts.is_empty());

@@ -9,7 +9,7 @@ use flashboot_checkpoint::{
 };
 use flashboot_core::{Dtype, Kind};
 use std::path::PathBuf;
-use support::models::{Model, Sizes, llama, qwen3_moe};
+use support::models::{Model, Sizes, gpt_oss, llama, qwen3_moe};
 use support::open;
 use tempfile::TempDir;
 
@@ -147,6 +147,91 @@ fn experts_that_the_config_does_not_count_are_named() {
         refused(&model, &tp(2)).0,
         Refused::NoFact { family: "llama".into(), key: "num_attention_heads".into() }
     );
+}
+
+#[test]
+fn layers_that_no_stage_would_hold_are_named_and_so_are_missing_ones() {
+    // Packed, they would be on no rank at all.
+    for said in [0, 1] {
+        let mut model = llama(&sizes());
+        model.set("num_hidden_layers", said);
+        for layout in [tp(2), LayoutOptions::default()] {
+            let (what, text) = refused(&model, &layout);
+            assert!(matches!(&what, Refused::LayerCount { found: 2, .. }), "{what:?}");
+            assert!(text.contains(&format!("`model.layers.{said}.")), "{text}");
+        }
+    }
+    let mut model = llama(&sizes());
+    model.set("num_hidden_layers", u64::MAX);
+    assert!(matches!(refused(&model, &tp(2)).0, Refused::LayerCount { said: u64::MAX, found: 2, .. }));
+    // What is left out on purpose is not missing, and a config may say nothing.
+    let mut model = llama(&sizes());
+    let excluding = LayoutOptions { exclude: vec!["model.layers.1.*".into()], ..tp(2) };
+    assert!(planned(&model, &excluding).is_ok());
+    model.config.remove("num_hidden_layers");
+    assert!(planned(&model, &tp(2)).is_ok());
+}
+
+#[test]
+fn experts_with_gaps_or_far_too_many_are_refused_before_anything_is_made_of_their_number() {
+    let ep = |experimental| LayoutOptions {
+        parallel: Parallel { tp: 2, ep: 2, ..Parallel::default() },
+        experimental,
+        ..LayoutOptions::default()
+    };
+    let mut model = qwen3_moe(&sizes());
+    model.tensors.retain(|t| !t.name.contains("layers.1.mlp.experts.3."));
+    let (what, text) = refused(&model, &ep(false));
+    assert!(matches!(what, Refused::Experts { .. }), "{what:?}");
+    assert!(text.contains("layer 1 has an expert 7 and no expert 3"), "{text}");
+    let excluding = LayoutOptions { exclude: vec!["*.experts.3.*".into()], ..ep(false) };
+    assert!(planned(&qwen3_moe(&sizes()), &excluding).is_ok(), "left out on purpose");
+    // Nobody says how many there are; one name alone must not ask for gigabytes.
+    let mut model = qwen3_moe(&sizes());
+    model.set("model_type", "abacus");
+    for expert in [u32::MAX, u32::MAX - 1, 70_000] {
+        let mut model = model.clone();
+        model.add(&format!("model.layers.0.mlp.experts.{expert}.up_proj.weight"), Dtype::Bf16, &[4, 4]);
+        let (what, text) = refused(&model, &ep(true));
+        assert!(matches!(what, Refused::Experts { .. }) && text.contains("no expert 8"), "{text}");
+    }
+    let stacked = "family = \"own\"\nmodel_types = [\"own\"]\nrest = \"replicated\"\nrules = [\n\
+        { names = [\"**.experts.up_proj\"], split = \"column\" }]";
+    let with_recipe = LayoutOptions { recipe: Some(Recipe::parse("own.toml", stacked).unwrap()), ..ep(true) };
+    for (shapes, wanted) in [
+        // Experts 4 to 7 of a layer that has four would be its neighbour's bytes.
+        ([[4, 8, 4], [8, 8, 4]], "some layers stack 4 experts and others have 8"),
+        ([[1 << 40, 8, 0], [1 << 40, 8, 0]], "1099511627776 experts, at most 65536"),
+    ] {
+        let mut model = Model::default();
+        for (layer, shape) in shapes.iter().enumerate() {
+            model.add(&format!("model.layers.{layer}.mlp.experts.up_proj"), Dtype::Bf16, shape);
+        }
+        let (what, text) = refused(&model, &with_recipe);
+        assert!(matches!(what, Refused::Experts { .. }) && text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
+fn cuts_that_no_reference_makes_need_to_be_asked_for() {
+    let model = gpt_oss(&sizes());
+    let with = |parallel: Parallel, slicing| LayoutOptions { parallel, slicing, ..LayoutOptions::default() };
+    let (one, split) = (Parallel::default(), Parallel { tp: 2, ..Parallel::default() });
+    for slicing in [None, Some(Slicing::All), Some(Slicing::Experts)] {
+        let (what, text) = refused(&model, &with(split, slicing));
+        assert!(matches!(what, Refused::CutNotProved { proved: "off", .. }), "{what:?}");
+        assert!(text.contains("--experimental"), "{text}");
+        let asked = LayoutOptions { experimental: true, ..with(split, slicing) };
+        let notes = planned(&model, &asked).unwrap().notes;
+        assert!(notes.iter().any(|n| n.contains("--slice off only")), "{notes:?}");
+    }
+    // Nothing is cut inside a tensor: by stage, by expert, whole.
+    let spread = Parallel { dp: 2, ep: 2, ..one };
+    for layout in [with(spread, None), with(Parallel { pp: 2, ..one }, None), with(split, Some(Slicing::Off))]
+    {
+        planned(&model, &layout).unwrap();
+    }
+    planned(&model, &LayoutOptions { target: Target::Transformers, ..with(split, None) }).unwrap();
 }
 
 #[test]

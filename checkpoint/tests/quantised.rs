@@ -249,7 +249,7 @@ fn stacked_mxfp4_experts_are_cut_by_output_and_by_group_of_inputs() {
     let dir = TempDir::new().unwrap();
     model.write(&dir.path().join("m"), 2);
     let parallel = Parallel { tp: 4, ep: 2, ..Parallel::default() };
-    let layout = LayoutOptions { parallel, ..LayoutOptions::default() };
+    let layout = LayoutOptions { parallel, experimental: true, ..LayoutOptions::default() };
     pack_ranks(
         &open(&dir.path().join("m")).unwrap(),
         &dir.path().join("i"),

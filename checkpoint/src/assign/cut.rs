@@ -64,7 +64,9 @@ pub(crate) fn features(
         }
         Share::Qkv { heads, kv_heads, order } => {
             exactly(heads, kv_heads)?;
-            let head = exactly(size, heads.saturating_add(kv_heads.saturating_mul(2)))?;
+            // Past 64 bits there are no so many heads, and no sum of theirs below could be trusted.
+            let all = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads));
+            let head = exactly(size, all.ok_or(Indivisible { size, by: heads })?)?;
             let (q0, q1) = whole_heads(heads, k, n)?;
             let (k0, k1) = whole_heads(kv_heads, k, n)?;
             let group = heads / kv_heads;
@@ -114,7 +116,7 @@ fn whole_heads(heads: u64, k: u64, n: u64) -> Result<(u64, u64), Indivisible> {
 
 fn chunk(size: u64, k: u64, n: u64) -> (u64, u64) {
     let part = size.div_ceil(n.max(1));
-    ((k * part).min(size), ((k + 1) * part).min(size))
+    (k.saturating_mul(part).min(size), (k + 1).saturating_mul(part).min(size))
 }
 
 /// The cut of a parameter whose features `ranges` are taken along `axis`.
@@ -233,6 +235,16 @@ mod tests {
         // q0 q1 k0 v0 | q2 q3 k1 v1
         assert_eq!(all(groups, 8, 2), [[(0, 4)], [(4, 8)]]);
         assert_eq!(all(groups, 8, 4).get(3), Some(&vec![(5, 6), (6, 8)]));
+    }
+
+    #[test]
+    fn numbers_near_the_end_of_64_bits_are_refused_or_come_to_nothing() {
+        // Tensors without elements may have any dimension, and config.json any number of heads.
+        let qkv = |heads, kv_heads| Share::Qkv { heads, kv_heads, order: HeadOrder::Blocks };
+        assert!(features(qkv(u64::MAX - 1, u64::MAX >> 1), 0, 1, 2).is_err());
+        assert!(features(qkv(1 << 62, 1 << 61), 0, 1, 2).unwrap().0.iter().all(|(a, b)| a == b));
+        assert_eq!(features(Share::Chunks, u64::MAX, 1, 2), Ok((vec![(1 << 63, u64::MAX)], (1 << 63) - 1)));
+        assert_eq!(features(Share::Chunks, u64::MAX, 65_535, 65_536).unwrap().0.len(), 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Goes over the tensors once and finds each one's class; collects by name what does not fit.
 
 use super::class::{Class, Context, Key, Problem, cuts};
+use super::count::{self, Counts};
 use super::template::{Claims, Kind, Stages, Template, Templates};
 use super::{Entry, LayoutOptions, Model, NONE, Slicing};
 use crate::cause::Names;
@@ -10,7 +11,7 @@ use crate::quant::{Features, MAINS, Parameter, Quantisation};
 use crate::recipe::{Recipe, Split};
 use crate::tensors::Tensor;
 use hashbrown::HashTable;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 
 pub(super) struct Found {
@@ -82,8 +83,7 @@ pub(super) fn find(
     };
     let mut entries = Vec::with_capacity(model.tensors.len());
     let mut numbers = Vec::new();
-    let mut layers = 0u64;
-    let mut counts = BTreeMap::<(bool, u64), u64>::new();
+    let mut counts = Counts::default();
     let mut left_out = 0u64;
     for number in 0..model.tensors.len() {
         let Some(tensor) = model.tensors.at(number) else { continue };
@@ -101,12 +101,16 @@ pub(super) fn find(
         {
             kind = if u64::from(layer) >= from { Kind::Draft } else { kind };
         }
+        // What is left out on purpose is there all the same.
+        if let (Kind::Target, Some(layer), Some(_)) = (kind, layer, template.layer_at) {
+            counts.layers = counts.layers.max(u64::from(layer) + 1);
+        }
+        if let (Some(expert), true) = (expert, kind != Kind::Unloaded) {
+            counts.expert(kind == Kind::Draft, layer.unwrap_or(0), expert);
+        }
         if options.exclude.iter().any(|glob| super::glob::matches(glob, tensor.name)) {
             kind = Kind::Unloaded;
             left_out += 1;
-        }
-        if let (Kind::Target, Some(layer), Some(_)) = (kind, layer, template.layer_at) {
-            layers = layers.max(u64::from(layer) + 1);
         }
         let mut entry = Entry {
             class: NONE,
@@ -139,8 +143,7 @@ pub(super) fn find(
                     Some(expert) => u64::from(expert) + 1,
                     None => tensor.shape.first().copied().unwrap_or(0),
                 };
-                let place = counts.entry((kind == Kind::Draft, layer.unwrap_or(0).into())).or_default();
-                *place = (*place).max(count);
+                counts.at_least(kind == Kind::Draft, layer.unwrap_or(0), count);
             }
         }
         entries.push(entry);
@@ -151,8 +154,9 @@ pub(super) fn find(
     if left_out > 0 {
         notes.push(format!("{left_out} tensors are excluded"));
     }
-    let experts = search.count_experts(&counts, &entries)?;
-    let expert_layers: BTreeSet<u64> = counts.keys().filter(|(draft, _)| !draft).map(|(_, l)| *l).collect();
+    let all = count::Found { tensors: model.tensors, entries: &entries, classes: &search.classes };
+    let experts = counts.check_experts(recipe, &|key| search.fact(key), &all)?;
+    let layers = counts.check_layers(recipe, search.fact(&recipe.layer_count), &all)?;
     Ok(Found {
         entries,
         classes: search.classes,
@@ -160,7 +164,7 @@ pub(super) fn find(
         params: templates.all.iter().map(|t| t.param.clone()).collect(),
         layers,
         experts,
-        expert_layers: expert_layers.into_iter().collect(),
+        expert_layers: counts.expert_layers(),
     })
 }
 
@@ -376,35 +380,6 @@ impl Search<'_, '_> {
                 Problem::NoFact(key) => wrong.fact = Some(key.clone()),
             }
         }
-    }
-
-    /// Routed experts of target and draft; what `config.json` says and what is there must agree.
-    fn count_experts(
-        &self,
-        counts: &BTreeMap<(bool, u64), u64>,
-        entries: &[Entry],
-    ) -> Result<[u64; 2], Refused> {
-        let most =
-            |draft: bool| counts.iter().filter(|((d, _), _)| *d == draft).map(|(_, n)| *n).max().unwrap_or(0);
-        let (target, draft) = (most(false), most(true));
-        let Some(first) = self.recipe.experts.first() else { return Ok([target, draft]) };
-        if target == 0 {
-            return Ok([0, draft]);
-        }
-        let said = self.recipe.experts.iter().find_map(|key| Some((key, self.fact(key)?)));
-        let (key, needed) = said.ok_or_else(|| no_fact(self.recipe, first))?;
-        let wrong: Vec<_> = counts.iter().filter(|((draft, _), n)| !draft && **n != needed).collect();
-        let Some(((_, layer), found)) = wrong.first() else { return Ok([target, draft]) };
-        let mut names = Names::default();
-        for (number, entry) in entries.iter().enumerate() {
-            let of_layer = u64::from(entry.layer) == *layer && entry.kind == Kind::Target;
-            let is_expert = self.classes.get(entry.class as usize).is_some_and(|c| c.is_expert);
-            let past = entry.expert == NONE || u64::from(entry.expert) + 1 == **found;
-            if of_layer && is_expert && past {
-                names.push(self.model.tensors.at(number).map_or("", |t| t.name));
-            }
-        }
-        Err(Refused::ExpertCount { key: key.clone(), needed, found: **found, names })
     }
 }
 

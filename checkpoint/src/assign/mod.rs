@@ -4,6 +4,7 @@
 //! its layer and its expert. So a hundred thousand tensors cost little more than their names.
 
 mod class;
+mod count;
 mod cut;
 mod find;
 pub(crate) mod glob;
@@ -24,7 +25,7 @@ use crate::error::Result;
 use crate::image::ModelPart;
 use crate::parallel::{Refused, StageLayers};
 use crate::quant::Quantisation;
-use crate::recipe::{Recipe, builtin, is_proved};
+use crate::recipe::{Recipe, Target, builtin, proved};
 use crate::tensors::Tensors;
 use template::Stages;
 
@@ -79,7 +80,8 @@ impl<'m> Assignment<'m> {
         let recipe = choose(model.config, options, &mut notes)?;
         let known = !recipe.rules.is_empty() || recipe.layers.is_some();
         let slicing = options.slicing.unwrap_or(if known { Slicing::All } else { Slicing::Off });
-        let engine = options.target != crate::recipe::Target::Checkpoint;
+        check_proved(&recipe, options, slicing, moe_width, &mut notes)?;
+        let engine = options.target != Target::Checkpoint;
         if engine && slicing != Slicing::All {
             let problem = format!("an engine's parameters are sliced, and slicing is `{}`", slicing.name());
             return Err(Refused::Fusion { name: options.target.to_string(), problem }.into());
@@ -89,10 +91,7 @@ impl<'m> Assignment<'m> {
             _ => Quantisation::parse(model.config.quantisation.as_deref())?,
         };
         let found = find::find(&model, &recipe, options, slicing, moe_width, &quant, &mut notes)?;
-        let layers = match model.config.numbers.get(&recipe.layer_count) {
-            Some(&layers) => layers,
-            None => found.layers,
-        };
+        let layers = found.layers;
         let stages = match &options.stage_layers {
             Some(counts) => StageLayers::explicit(counts, layers, options.parallel.pp)?,
             None => StageLayers::new(layers, options.parallel.pp, options.target)?,
@@ -157,12 +156,12 @@ fn choose(config: &ModelConfig, options: &LayoutOptions, notes: &mut Vec<String>
     let target = options.target;
     let model_type = config.model_type.clone().unwrap_or_default();
     let found = options.recipe.clone().or_else(|| builtin(&model_type));
-    let splits_nothing = options.parallel.is_whole() && target == crate::recipe::Target::Checkpoint;
+    let splits_nothing = options.parallel.is_whole() && target == Target::Checkpoint;
     let Some(recipe) = found else {
         if !splits_nothing && !options.experimental {
             return Err(Refused::UnknownFamily { model_type });
         }
-        if target != crate::recipe::Target::Checkpoint {
+        if target != Target::Checkpoint {
             return Err(Refused::NoTarget { family: "unknown".into(), target: target.name() });
         }
         if !splits_nothing {
@@ -172,15 +171,45 @@ fn choose(config: &ModelConfig, options: &LayoutOptions, notes: &mut Vec<String>
         }
         return Ok(Recipe::unknown());
     };
-    if target != crate::recipe::Target::Checkpoint && recipe.target(target).is_none() {
+    if target != Target::Checkpoint && recipe.target(target).is_none() {
         return Err(Refused::NoTarget { family: recipe.family, target: target.name() });
     }
-    let proved = options.recipe.is_none() && is_proved(&recipe.family, target);
-    if !proved && !splits_nothing {
-        if !options.experimental {
-            return Err(Refused::NotProved { family: recipe.family, target: target.name() });
-        }
-        notes.push(format!("the recipe `{}` was not proved for the target {target}", recipe.family));
-    }
     Ok(recipe)
+}
+
+/// Refuses cuts that nobody proved, unless they are asked for. A layout that makes none of them needs no proof.
+fn check_proved(
+    recipe: &Recipe,
+    options: &LayoutOptions,
+    slicing: Slicing,
+    moe_width: u32,
+    notes: &mut Vec<String>,
+) -> Result<(), Refused> {
+    let target = options.target;
+    let is_unknown = options.recipe.is_none() && recipe.model_types.is_empty();
+    if is_unknown || (options.parallel.is_whole() && target == Target::Checkpoint) {
+        // That nothing is known of the family was said; or nothing is split.
+        return Ok(());
+    }
+    let most = if options.recipe.is_none() { proved(&recipe.family, target) } else { None };
+    let cut = match (slicing, options.parallel.tp, moe_width) {
+        (Slicing::All, 1, 1) | (Slicing::Experts, _, 1) => Slicing::Off,
+        (Slicing::All, 1, _) => Slicing::Experts,
+        _ => slicing,
+    };
+    if most.is_some_and(|most| cut <= most) {
+        return Ok(());
+    }
+    let family = recipe.family.clone();
+    if options.experimental {
+        notes.push(match most {
+            None => format!("the recipe `{family}` was not proved for the target {target}"),
+            Some(most) => format!("the recipe `{family}` was proved for --slice {} only", most.name()),
+        });
+        return Ok(());
+    }
+    Err(match most {
+        None => Refused::NotProved { family, target: target.name() },
+        Some(most) => Refused::CutNotProved { family, slicing: slicing.name(), proved: most.name() },
+    })
 }

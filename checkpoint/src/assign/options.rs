@@ -4,7 +4,7 @@ use crate::parallel::{ExpertMap, Parallel};
 use crate::recipe::{Recipe, Target};
 
 /// What is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Slicing {
     /// Nothing: the experts a rank's group owns, and everything else, whole.

@@ -30,6 +30,18 @@ pub enum Refused {
         /// The target.
         target: &'static str,
     },
+    /// Cuts of a proved family that no reference makes.
+    #[error(
+        "the recipe `{family}` was not proved for --slice {slicing}, only for --slice {proved}; choose that, or pass --experimental"
+    )]
+    CutNotProved {
+        /// The family.
+        family: String,
+        /// What was to be cut.
+        slicing: &'static str,
+        /// The most that was proved.
+        proved: &'static str,
+    },
     /// A recipe without the target.
     #[error(
         "the recipe `{family}` says nothing about the target {target}; choose another target or write the recipe's [target.{target}]"
@@ -108,6 +120,26 @@ pub enum Refused {
         /// What the tensors say.
         found: u64,
         /// Where.
+        names: Names,
+    },
+    /// Experts that are not numbered from 0 on, or too many.
+    #[error("{detail}; fetch the whole checkpoint")]
+    Experts {
+        /// Which, and where.
+        detail: String,
+    },
+    /// Layers that `config.json` does not count.
+    #[error(
+        "config.json says {said} layers (`{key}`), the checkpoint's tensors have {found}: {names}; fetch the config and the tensors of one revision, or say in a recipe which are the draft's (draft_from_layer)"
+    )]
+    LayerCount {
+        /// The config's key.
+        key: String,
+        /// What it says.
+        said: u64,
+        /// What the tensors say.
+        found: u64,
+        /// The tensors past it, or of the last layer.
         names: Names,
     },
     /// A number that the recipe needs and `config.json` lacks.

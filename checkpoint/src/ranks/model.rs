@@ -16,6 +16,9 @@ use std::path::Path;
 /// Runs of one tensor that are looked at one by one to see whether they cover it.
 const RUNS: u64 = 1 << 20;
 
+/// Blocks of rows of one tensor that are compared with one another.
+const MOST_BLOCKS: usize = 1 << 13;
+
 /// A part of a tensor in a payload: from the tensor's bytes to the payload's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
@@ -164,16 +167,9 @@ impl ImageModel {
 }
 
 /// Whether gathers take every one of the first `bytes` bytes.
-fn covers(bytes: u64, mut gathers: Vec<Gather>) -> bool {
-    let rows = gathers.first().map_or((1, 0), |g| (g.count, g.from_step));
-    let alike = rows.0 > 1 && gathers.iter().all(|g| (g.count, g.from_step) == rows);
-    // Columns of the same rows: the first row stands for all.
-    if alike
-        && rows.0.checked_mul(rows.1) == Some(bytes)
-        && gathers.iter().all(|g| g.from.saturating_add(g.run) <= rows.1)
-    {
-        gathers.iter_mut().for_each(|g| *g = Gather::contiguous(0, g.from, 0, g.run));
-        return covers(rows.1, gathers);
+fn covers(bytes: u64, gathers: Vec<Gather>) -> bool {
+    if let Some((pitch, rows)) = blocks_of_rows(bytes, &gathers) {
+        return covers_rows(bytes / pitch, pitch, &rows);
     }
     let total = gathers.iter().fold(0u64, |sum, g| sum.saturating_add(g.count));
     if total > RUNS {
@@ -196,6 +192,48 @@ fn covers(bytes: u64, mut gathers: Vec<Gather>) -> bool {
         end = end.max(to);
     }
     end >= bytes
+}
+
+/// Some columns of some rows: both half-open, columns in bytes.
+struct Rows {
+    rows: (u64, u64),
+    columns: (u64, u64),
+}
+
+/// Gathers as blocks of rows of one pitch, if that is what they are: the parts of a tensor that is cut along two
+/// dimensions are, and there may be millions of runs in them.
+fn blocks_of_rows(bytes: u64, gathers: &[Gather]) -> Option<(u64, Vec<Rows>)> {
+    let pitch = gathers.iter().find(|g| g.count > 1)?.from_step;
+    if pitch == 0 || !bytes.is_multiple_of(pitch) || gathers.len() > MOST_BLOCKS {
+        return None;
+    }
+    let block = |g: &Gather| {
+        let (row, column) = (g.from / pitch, g.from % pitch);
+        if g.count == 1 && column == 0 && g.run.is_multiple_of(pitch) {
+            return Some(Rows { rows: (row, row.checked_add(g.run / pitch)?), columns: (0, pitch) });
+        }
+        let end = column.checked_add(g.run).filter(|end| *end <= pitch)?;
+        let fits = g.count == 1 || g.from_step == pitch;
+        fits.then_some(Rows { rows: (row, row.checked_add(g.count)?), columns: (column, end) })
+    };
+    Some((pitch, gathers.iter().map(block).collect::<Option<_>>()?))
+}
+
+/// Whether blocks hold every column of the first `count` rows: looked at between any two rows where a block begins or ends.
+fn covers_rows(count: u64, pitch: u64, blocks: &[Rows]) -> bool {
+    let mut edges: Vec<u64> = blocks.iter().flat_map(|b| [b.rows.0, b.rows.1]).chain([0, count]).collect();
+    edges.retain(|edge| *edge <= count);
+    edges.sort_unstable();
+    edges.dedup();
+    let mut columns = Vec::new();
+    edges.iter().zip(edges.iter().skip(1)).all(|(from, to)| {
+        columns.clear();
+        let here = blocks.iter().filter(|b| b.rows.0 <= *from && b.rows.1 >= *to);
+        columns.extend(here.map(|b| b.columns));
+        columns.sort_unstable();
+        let reached = columns.iter().fold(0, |end, (a, b)| if *a <= end { end.max(*b) } else { end });
+        reached >= pitch
+    })
 }
 
 impl Provider for ImageModel {
@@ -224,13 +262,39 @@ mod tests {
         assert!(!covers(2, given));
     }
 
+    #[test]
+    fn parts_of_millions_of_rows_cover_what_they_cover() {
+        // 128 experts of 2880 rows, two groups of experts by four parts of every row.
+        let (rows, pitch) = (64 * 2880, 11_520);
+        let part = |group: u64, k: u64| Gather {
+            from: group * rows * pitch + k * pitch / 4,
+            run: pitch / 4,
+            count: rows,
+            from_step: pitch,
+            ..Gather::contiguous(0, 0, 0, 0)
+        };
+        let all: Vec<_> = (0..8).map(|i| part(i / 4, i % 4).normal()).collect();
+        assert!(all.iter().map(|g| g.count).sum::<u64>() > RUNS);
+        assert!(covers(2 * rows * pitch, all.clone()));
+        for gone in 0..8 {
+            let mut without = all.clone();
+            without.remove(gone);
+            assert!(!covers(2 * rows * pitch, without), "without part {gone}");
+        }
+    }
+
     proptest! {
         #[test]
         fn what_covers_a_tensor_is_seen_and_what_does_not_too(
             given in prop::collection::vec(any_gather(), 0..5), bytes in 1u64..40, columns in any::<bool>(),
         ) {
             let given: Vec<_> = if columns {
-                given.iter().map(|g| Gather { from: g.from % 8, run: g.run.min(8 - g.from % 8), count: 4, from_step: 8, ..*g }).collect()
+                let part = |g: &Gather| {
+                    let (row, column) = (if g.at < 20 { 0 } else { g.at % 4 }, if g.run > 4 { 0 } else { g.from % 8 });
+                    let run = if g.run > 4 { 8 } else { g.run.min(8 - column) };
+                    Gather { from: row * 8 + column, run, count: (g.count + 1).min(4 - row), from_step: 8, ..*g }
+                };
+                given.iter().map(part).collect()
             } else {
                 given
             };

@@ -11,7 +11,7 @@ use crate::open::Checkpoint;
 use crate::pack::{PackOptions, PackReport, TRAILING_CAP, is_replaceable};
 use crate::source::Source;
 use crate::staging::Staging;
-use crate::stream::Origin;
+use crate::stream::{Origin, memory};
 use std::path::Path;
 
 /// What was packed for many ranks.
@@ -78,6 +78,9 @@ pub fn pack_ranks(
     if assignment.has_draft() && !layout.draft {
         notes.push("the draft is left out; pack it too with --draft".into());
     }
+    if layout.draft && !assignment.has_draft() {
+        notes.push("the checkpoint has no draft".into());
+    }
     let report = report(dest, &set, &metadata, notes);
     Ok(PackedRanks { report, files: set.images.len() as u64, resumed })
 }
@@ -105,6 +108,9 @@ fn key(checkpoint: &Checkpoint, set: &RankSet<'_, '_>) -> String {
         hasher.update(image.hash.as_bytes());
     }
     hasher.update(set.assignment.name().as_bytes());
+    // What is noted of a payload is piece by piece: of other pieces it says nothing.
+    let (target, piece) = (set.assignment.options.target, memory(set.images.len()));
+    hasher.update(format!("{target} {piece}").as_bytes());
     let hash = hasher.finalize().to_hex();
     hash.get(..16).unwrap_or_default().to_owned()
 }
