@@ -1,4 +1,7 @@
-//! How the processes of one replication find one another: a [`Board`] of named values, each set once.
+//! How the processes of one replication find one another, and who reads from whom.
+//!
+//! The replication service ([`protocol`]) is for seeds and clones of any hosts, that come and go. A [`Board`] of named
+//! values, each set once, is for the processes of one run.
 //!
 //! Exporters put their locators on it, clones wait for them; a barrier is every rank's name on it. It carries
 //! a few hundred bytes a rank and no payload. [`LocalBoard`] is for tasks of one process, [`BoardServer`] and
@@ -7,6 +10,7 @@
 
 mod board;
 mod local;
+pub mod protocol;
 mod socket;
 
 pub use board::{Board, barrier};
