@@ -434,9 +434,9 @@ impl Service {
         let lease_ms = millis(self.rules.lease);
         let Some(member) = self.members.get(&id) else { return wait(RETRY_MS, "a place") };
         let reads = member.said.role == Role::Clone && !(member.complete() && member.epoch > 0);
-        if member.said.role == Role::Seed || !reads {
-            let content = &member.said.content;
-            let manifest_has = self.manifests.announce(&content.manifest, content.manifest_bytes);
+        let content = &member.said.content;
+        let manifest_has = self.manifests.announce(&content.manifest, content.manifest_bytes);
+        if !reads {
             return Answer::Registered { lease_ms, manifest_has, plan: None };
         }
         if member.pending {
@@ -446,7 +446,7 @@ impl Service {
             self.assign(id);
         }
         match self.plan(id) {
-            Some(plan) => Answer::Registered { lease_ms, manifest_has: 0, plan: Some(plan) },
+            Some(plan) => Answer::Registered { lease_ms, manifest_has, plan: Some(plan) },
             None => wait(RETRY_MS, "a holder with room for a reader"),
         }
     }

@@ -141,6 +141,7 @@ pub(crate) struct Node {
 }
 
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 enum Message {
     Ask(MemberId, u64, Request),
     Answer(MemberId, u64, Answer),
