@@ -37,8 +37,8 @@ pub use error::{Error, Result};
 pub use experts::place;
 pub use header::Header;
 pub use image::{
-    Coordinate, FORMAT_VERSION, Fingerprint, Image, ImageTensor, LayoutInfo, Metadata, ModelPart, RankEntry,
-    RankImage, RankTable, Segment, SourceFile, Stage, World,
+    Coordinate, FORMAT_VERSION, Fingerprint, Image, ImageTensor, LayoutInfo, Manifest, Metadata, ModelPart,
+    RankEntry, RankImage, RankTable, Segment, SourceFile, Stage, World,
 };
 pub use index::Index;
 pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};

@@ -28,4 +28,4 @@ pub use message::{
 pub use placement::{Candidate, Distance, Link, choose, distance};
 pub use refusal::{Reason, Refusal};
 pub use service::{Rules, Service};
-pub use status::{MemberStatus, Status};
+pub use status::{MemberStatus, Status, readers_of};

@@ -16,6 +16,11 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
 }
 
+/// How many members read from `member`, registered or not.
+pub fn readers_of(status: &Status, member: MemberId) -> usize {
+    status.members.iter().filter(|m| m.upstream == Some(member)).count()
+}
+
 /// One member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberStatus {
