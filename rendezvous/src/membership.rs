@@ -69,6 +69,21 @@ struct State {
     reached: bool,
 }
 
+/// Why a question got no answer of use.
+#[derive(Debug)]
+enum Trouble {
+    /// The service was not reached, or did not answer: it may be back in a moment, or another in its place.
+    Unreached(Error),
+    /// It said no.
+    Refused(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Unreached(error)
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,7 +119,7 @@ impl Shared {
     }
 
     /// Registers once; `Ok(None)` when it has to be tried again after the time given.
-    async fn register(&self) -> Result<Option<Duration>> {
+    async fn register(&self) -> Result<Option<Duration>, Trouble> {
         let said = self.state().said.clone();
         match self.client.ask(&Request::Register(said)).await? {
             Answer::Registered { lease_ms, manifest_has, plan } => {
@@ -119,11 +134,11 @@ impl Shared {
                 debug!(why, "the service lets us wait");
                 Ok(Some(Duration::from_millis(retry_ms)))
             }
-            other => Err(self.client.odd("register", other)),
+            other => Err(Trouble::Refused(self.client.odd("register", other))),
         }
     }
 
-    async fn upload(&self, has: u64) -> Result<()> {
+    async fn upload(&self, has: u64) -> Result<(), Trouble> {
         let hash = self.state().said.content.manifest.clone();
         let mut at = usize::try_from(has).unwrap_or(usize::MAX);
         while let Some(rest) = self.manifest.get(at..).filter(|rest| !rest.is_empty()) {
@@ -137,7 +152,7 @@ impl Shared {
                     debug!(%refusal, "the manifest comes from another");
                     return Ok(());
                 }
-                other => return Err(self.client.odd("upload", other)),
+                other => return Err(Trouble::Refused(self.client.odd("upload", other))),
             }
         }
         Ok(())
@@ -157,14 +172,14 @@ impl Shared {
                     }
                     (soon, pause) = (false, AGAIN);
                 }
-                Err(error) if passing(&error) => {
+                Err(Trouble::Unreached(error)) => {
                     if !soon {
                         warn!(%error, "the service does not answer; going on without it");
                     }
                     pause = if soon { (pause * 2).min(SLOWEST / 2) } else { AGAIN };
                     soon = true;
                 }
-                Err(error) => {
+                Err(Trouble::Refused(error)) => {
                     let mut state = self.state();
                     if state.evicted.is_none() {
                         warn!(%error, "the service refuses this member");
@@ -177,7 +192,7 @@ impl Shared {
         }
     }
 
-    async fn renewed(&self) -> Result<()> {
+    async fn renewed(&self) -> Result<(), Trouble> {
         match self.client.ask(&self.request()).await? {
             Answer::Renewed { lease_ms, plan } => {
                 self.state().lease = Duration::from_millis(lease_ms);
@@ -190,7 +205,7 @@ impl Shared {
                 info!(peer = self.client.peer(), "the service has forgotten us; registering again");
                 self.register().await.map(drop)
             }
-            other => Err(self.client.odd("renew", other)),
+            other => Err(Trouble::Refused(self.client.odd("renew", other))),
         }
     }
 }
@@ -225,8 +240,12 @@ impl Membership {
             let wait = match shared.register().await {
                 Ok(None) => break,
                 Ok(Some(wait)) => wait,
-                Err(error) if passing(&error) && Instant::now() < until => AGAIN,
-                Err(error) => return Err(error),
+                Err(Trouble::Unreached(error) | Trouble::Refused(error)) => {
+                    if !passing(&error) || Instant::now() >= until {
+                        return Err(error);
+                    }
+                    AGAIN
+                }
             };
             if Instant::now() >= until {
                 let detail = format!("the service had no place for this member within {patience:?}");

@@ -19,6 +19,7 @@ use std::{
     fs,
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -216,17 +217,40 @@ async fn garbage_at_every_layer_leaves_the_service_to_others() {
     up.down().await;
 }
 
+/// TLS and a token; every call makes another certificate where one is needed.
+fn with_token(dir: &Path, name: &str) -> Security {
+    let path = dir.join(name);
+    fs::write(&path, format!("the token called {name} is long")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let config = SecurityConfig { tls: TlsPolicy::On, token_file: Some(path), ..SecurityConfig::default() };
+    Security::load(&config).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_comes_back_with_another_certificate_is_known_by_the_token_and_evicts_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let up = Up::at(loopback(), &with_token(dir.path(), "one")).await;
+    let client = |pin| {
+        let endpoint = Endpoint { pin, ..up.endpoint.clone() };
+        Arc::new(Client::new(endpoint, with_token(dir.path(), "one")))
+    };
+    let (by_token, by_pin) = (client(None), client(up.endpoint.pin));
+    assert!(up.endpoint.pin.is_some());
+    let first = join(&by_token, said(1, Role::Seed)).await.unwrap();
+    let second = join(&by_pin, said(2, Role::Seed)).await.unwrap();
+    let at = up.down().await;
+    let up = Up::at(at, &with_token(dir.path(), "one")).await;
+    until(&by_token, |s| s.members.len() == 1).await;
+    let pinned = status(&by_pin).await.unwrap_err();
+    assert_eq!(pinned.kind(), Kind::Permission, "{pinned}");
+    assert!(first.evicted().is_none() && second.evicted().is_none());
+    up.down().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_and_tls_let_in_who_has_the_token() {
     let dir = tempfile::tempdir().unwrap();
-    let security = |name: &str| {
-        let path = dir.path().join(name);
-        fs::write(&path, format!("the token called {name} is long")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let config =
-            SecurityConfig { tls: TlsPolicy::On, token_file: Some(path), ..SecurityConfig::default() };
-        Security::load(&config).unwrap()
-    };
+    let security = |name: &str| with_token(dir.path(), name);
     let up = Up::at(loopback(), &security("one")).await;
     status(&Client::new(up.endpoint.clone(), security("one"))).await.unwrap();
     let wrong = status(&Client::new(up.endpoint.clone(), security("two"))).await.unwrap_err();

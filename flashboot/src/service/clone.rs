@@ -130,6 +130,7 @@ pub async fn clone(
     let client = Arc::new(Client::new(request.rendezvous.clone(), security(&request.seat.network()).await?));
     let (cloned, membership, held) = tokio::select! {
         done = read(&request, &client) => done?,
+        // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     told(&cloned);

@@ -13,6 +13,8 @@ const DEEPEST: usize = 100_000;
 /// Ancestors that a plan names, and holders in all.
 const ANCESTORS: usize = 16;
 const HOLDERS: usize = 24;
+/// Of how many holders the nearest are named.
+const LOOKED_AT: usize = 1024;
 
 impl Service {
     /// `id` and whom it reads from, and so on up.
@@ -69,6 +71,7 @@ impl Service {
         member.epoch = member.epoch.saturating_add(1);
         let group = member.group;
         self.changed(group, |_| ());
+        self.counted(id);
     }
 
     /// The best source of `id`; `strict` leaves out those whose time of doubt is not over.
@@ -130,16 +133,16 @@ impl Service {
         let group = self.groups.get(&member.group)?;
         let mut holders: Vec<Holder> =
             self.line(id).skip(1).take(ANCESTORS).map(|(id, m)| holder(id, m)).collect();
-        let others = group.members.iter().filter_map(|id| Some((*id, self.members.get(id)?)));
+        let others = group.complete.iter().filter_map(|id| Some((*id, self.members.get(id)?)));
         let mut others: Vec<_> = others
             .filter(|(other, m)| {
-                m.complete()
-                    && *other != id
+                *other != id
                     && !member.avoid.contains_key(other)
                     && !holders.iter().any(|h| h.member == *other)
                     && reaches(member, m)
             })
             .collect();
+        others.truncate(LOOKED_AT);
         others.sort_by_key(|(_, m)| (distance(&member.said.place, &m.said.place), m.order));
         let room = HOLDERS.saturating_sub(holders.len());
         holders.extend(others.into_iter().take(room).map(|(id, m)| holder(id, m)));

@@ -69,6 +69,8 @@ const MEMORY: u32 = 10;
 pub(super) struct Group {
     pub(super) content: Content,
     pub(super) members: BTreeSet<MemberId>,
+    /// Those of them that hold everything.
+    pub(super) complete: BTreeSet<MemberId>,
     /// Changes with every change of membership.
     pub(super) membership: u64,
     /// How many clones are waited for; `None` once they came, or when none were.
@@ -180,6 +182,7 @@ impl Service {
             return;
         }
         self.looked = self.now;
+        debug_assert!(self.agrees(), "who holds everything is miscounted");
         let silent: Vec<_> =
             self.members.iter().filter(|(_, m)| m.lease_until <= self.now).map(|(id, _)| *id).collect();
         for member in silent {
@@ -199,6 +202,7 @@ impl Service {
         let Some(member) = self.members.remove(&id) else { return };
         if let Some(group) = self.groups.get_mut(&member.group) {
             group.members.remove(&id);
+            group.complete.remove(&id);
             group.membership += 1;
             group.empty_since = self.now;
         }
@@ -256,6 +260,7 @@ impl Service {
         let group = Group {
             content: content.clone(),
             members: BTreeSet::new(),
+            complete: BTreeSet::new(),
             membership: 1,
             expect: None,
             empty_since: self.now,
@@ -328,6 +333,7 @@ impl Service {
         self.changed(group, |group| {
             group.members.insert(id);
         });
+        self.counted(id);
         Ok(())
     }
 
@@ -335,6 +341,25 @@ impl Service {
         if let Some(group) = self.groups.get_mut(&group) {
             change(group);
             group.membership += 1;
+        }
+    }
+
+    /// Whether what is kept of who holds everything is so.
+    fn agrees(&self) -> bool {
+        self.groups.values().all(|group| {
+            let complete = |id: &&MemberId| self.members.get(id).is_some_and(Member::complete);
+            group.members.iter().filter(complete).eq(&group.complete)
+        })
+    }
+
+    /// Notes whether `id` holds everything; after every change of what it holds or reads.
+    pub(super) fn counted(&mut self, id: MemberId) {
+        let Some(member) = self.members.get(&id) else { return };
+        let Some(group) = self.groups.get_mut(&member.group) else { return };
+        if member.complete() {
+            group.complete.insert(id);
+        } else {
+            group.complete.remove(&id);
         }
     }
 
@@ -382,6 +407,7 @@ impl Service {
         if before != (member.complete(), member.upstream) {
             let group = member.group;
             self.changed(group, |_| ());
+            self.counted(id);
         }
     }
 
@@ -511,6 +537,7 @@ impl Service {
                 *kept = if kept.is_none() { None } else { until };
             }
             self.changed(group, |_| ());
+            self.counted(id);
         }
         Ok(self.registered(id))
     }
