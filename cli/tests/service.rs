@@ -93,6 +93,25 @@ fn the_seed_may_die_once_everything_has_another_holder() {
 }
 
 #[test]
+fn of_two_seeds_one_dies_in_the_middle_and_its_reader_goes_on_at_the_other() {
+    let mut fleet = Fleet::new("tcp");
+    let mut seeds = [fleet.seed(&SLOW), fleet.seed(&SLOW)];
+    let members = fleet.until("both seeds", |members| members.len() == 2);
+    let mut clone = fleet.clone(&["--leave"]);
+    let reads = |members: &[Value]| {
+        members.get(2).is_some_and(|m| m["upstream"].is_string() && m["holds"].as_u64() >= Some(16 << 20))
+    };
+    let at = fleet.until("it has a block and reads on", reads);
+    let source = members.iter().position(|m| m["member"] == at[2]["upstream"]).unwrap();
+    seeds[source].kill();
+    let report = fleet.check(&mut clone);
+    assert_eq!((&report["losses"], &report["chunks"]), (&1.into(), &5.into()), "{report}");
+    let sources = report["sources"].as_array().unwrap();
+    assert_eq!(sources.len(), 2);
+    assert_eq!(sources[1]["source"], members[1 - source]["member"], "the other seed");
+}
+
+#[test]
 fn a_service_that_is_killed_and_comes_back_loses_nobody() {
     let mut fleet = Fleet::new("tcp");
     let seed = fleet.seed(&SLOW);

@@ -195,7 +195,7 @@ async fn garbage_at_every_layer_leaves_the_service_to_others() {
     let up = Up::at(loopback(), &Security::default()).await;
     let client = client(&up.endpoint);
     let _seed = join(&client, said(1, Role::Seed)).await.unwrap();
-    for i in 0..200u32 {
+    for i in 0..10_000u32 {
         let mut socket = TcpStream::connect(up.endpoint.place()).await.unwrap();
         let bytes: Vec<u8> = (0..i % 90).map(|b| (b.wrapping_mul(i) >> 3) as u8).collect();
         let _ = socket.write_all(&bytes).await;
