@@ -48,8 +48,8 @@ pub use experts::place;
 pub use gather::Gather;
 pub use header::Header;
 pub use image::{
-    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, Kernel, LayoutInfo, Metadata,
-    Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage, World,
+    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, Kernel, LayoutInfo, Manifest,
+    Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage, World,
 };
 pub use index::Index;
 pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};

@@ -86,6 +86,14 @@ pub(crate) enum Verb {
     Diff(verbs::diff::DiffArgs),
     /// Start a seed and N clones of an image on this host, and verify every block
     Replicate(Box<verbs::replicate::ReplicateArgs>),
+    /// Serve the replication service: who holds what, who reads from whom
+    Rendezvous(verbs::service::rendezvous::RendezvousArgs),
+    /// Load an image into memory and serve it to clones, until a signal comes
+    Seed(Box<verbs::service::seed::SeedArgs>),
+    /// Clone an image that others hold, verify every block, and serve it on
+    Clone(Box<verbs::service::clone::CloneArgs>),
+    /// Say who holds what, and who reads from whom
+    Status(verbs::service::status::StatusArgs),
     /// What moving and hashing cost here, beside what the hardware allows
     Bench(verbs::bench::BenchArgs),
     /// Say which transports and GPUs work on this machine, and what to do where they do not

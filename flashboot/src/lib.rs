@@ -1,8 +1,8 @@
 //! The facade: what configuration means, which transports there are, and how one host replicates an image.
 //!
 //! Owns: [`config`] (plain structs; the faces read files and environment), the [`registry`] of transports, [`doctor`]
-//! (what works here), [`replicate`] (a seed and its clones as processes, or as tasks of the mock), and [`scratch`]
-//! (directories that do not outlive their owner for long). Every error it returns is a
+//! (what works here), [`replicate`] (a seed and its clones as processes, or as tasks of the mock), [`service`] (seeds and
+//! clones that come and go), and [`scratch`] (directories that do not outlive their owner for long). Every error it returns is a
 //! [`flashboot_core::Error`].
 //!
 //! Must never: read an environment variable, print, or install a log subscriber.
@@ -15,6 +15,7 @@ pub mod network;
 pub mod registry;
 pub mod replicate;
 pub mod scratch;
+pub mod service;
 mod wire;
 
 pub use wire::{ErrorWire, kind_name};

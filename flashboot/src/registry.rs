@@ -295,6 +295,11 @@ impl Endpoints {
         Self { ready: vec![Endpoint { name, exchange, backend: None }], passed: Vec::new() }
     }
 
+    /// What is open.
+    pub fn names(&self) -> Vec<TransportName> {
+        self.ready.iter().map(|endpoint| endpoint.name).collect()
+    }
+
     /// Makes `arena` readable by every transport that is open and serves its memory. One that fails is logged and left
     /// out: readers say of it that the peer does not offer it.
     ///

@@ -2,6 +2,7 @@
 
 mod fingerprint;
 mod id;
+mod manifest;
 mod metadata;
 mod origin;
 mod read;
@@ -11,6 +12,7 @@ mod write;
 pub use fingerprint::{Engine, Fingerprint, Kernel, Mismatch, Stage};
 pub use id::FORMAT_VERSION;
 pub(crate) use id::{METADATA, seal};
+pub use manifest::Manifest;
 pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
 pub(crate) use origin::TableOrigin;
 pub(crate) use read::is_image;

@@ -11,6 +11,7 @@ pub(crate) mod pack;
 pub(crate) mod plan;
 pub(crate) mod replicate;
 pub(crate) mod reshard;
+pub(crate) mod service;
 pub(crate) mod unpack;
 pub(crate) mod verify;
 pub(crate) mod worker;
@@ -41,6 +42,10 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Inspect(args) => args.reading.overrides(&mut overrides),
         Verb::Diff(args) => args.reading.overrides(&mut overrides),
         Verb::Replicate(args) => args.overrides(&mut overrides),
+        Verb::Rendezvous(args) => args.overrides(&mut overrides),
+        Verb::Seed(args) => args.overrides(&mut overrides),
+        Verb::Clone(args) => args.overrides(&mut overrides),
+        Verb::Status(args) => args.overrides(&mut overrides),
         _ => {}
     }
     let settings = Settings::load(global.config.as_deref(), &overrides)?;
@@ -59,6 +64,10 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
+        Verb::Rendezvous(args) => service::rendezvous::run(&args, config, output),
+        Verb::Seed(args) => service::seed::run(&args, config, output),
+        Verb::Clone(args) => service::clone::run(&args, config, output),
+        Verb::Status(args) => service::status::run(&args, config, output),
         Verb::Bench(args) => bench::run(&args, config, output),
         Verb::Doctor(args) => doctor::run(&args, config, output),
         Verb::Config(args) => config::run(&args, &settings, output),

@@ -6,6 +6,7 @@
     reason = "each test file uses its own part; tests panic"
 )]
 
+pub(crate) mod fleet;
 pub(crate) mod stand_in;
 
 use serde_json::{Value, json};

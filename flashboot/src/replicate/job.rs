@@ -1,6 +1,6 @@
 //! What the ranks of one replication tell one another, and under which names on the board.
 
-use super::{Kill, Request, chunk_bytes, invalid};
+use super::{Kill, Request, chunk_bytes, invalid, load::threads};
 use crate::{
     config::{Memory, Replicate},
     network::Network,
@@ -117,8 +117,7 @@ impl Job {
 
     /// Threads that fault in, read and copy at one rank.
     pub(crate) fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.memory.threads.and_then(|n| usize::try_from(n).ok()).unwrap_or_else(cores).max(1)
+        threads(self.memory)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Fills an arena from a payload file, verifying every block on the way.
 
+use crate::config::Memory;
 use flashboot_core::{
     Arena, ByteRange, Digests, Error, Kind, Result,
     digest::{self, Piece},
@@ -24,6 +25,23 @@ const PIECE: usize = 256 << 10;
 const WINDOW: u64 = 4 << 20;
 /// The most threads that read for one GPU: 16 feed PCIe.
 const READERS: usize = 16;
+
+/// Threads that fault in, read and copy: what `memory` says, else one a core.
+pub(crate) fn threads(memory: Memory) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    memory.threads.and_then(|n| usize::try_from(n).ok()).unwrap_or_else(cores).max(1)
+}
+
+/// Reads all of `path` into `arena`, wherever its memory is, and verifies it there.
+///
+/// # Errors
+/// As [`load`] and [`load_gpu`].
+pub(crate) fn fill(path: &Path, digests: &Digests, arena: &Arc<dyn Arena>, threads: usize) -> Result<()> {
+    match CudaArena::from_arena(arena) {
+        Some(gpu) => load_gpu(path, digests, &gpu, threads),
+        None => load(path, digests, &**arena, threads),
+    }
+}
 
 /// Reads all of `path` into `arena` with `threads` threads. Memory in flight is one piece a thread.
 ///

@@ -22,9 +22,10 @@ pub use worker::{WorkerArgs, worker};
 pub(crate) use clock::Clock;
 pub(crate) use gpu::resolve as resolve_devices;
 pub(crate) use job::{put, wait};
+pub(crate) use load::{fill, threads};
 pub(crate) use parent::{listen, spawn};
-pub(crate) use peers::who;
-pub(crate) use worker::{die_with_parent, host_arena};
+pub(crate) use peers::{LetGo, who};
+pub(crate) use worker::{die, die_with_parent, host_arena};
 
 use crate::{
     config::{Choice, Chunk, Devices, Memory, Replicate},

@@ -142,10 +142,10 @@ impl Peers {
 /// A mover that is let go of on a thread of its own, which yields to everybody who copies: to unmap 1 GiB of 4 KiB
 /// pages takes some 27 ms of a core, and neither the commit nor the clones further down wait for it.
 #[derive(Debug)]
-struct LetGo(Option<Box<dyn Mover>>, Generation);
+pub(crate) struct LetGo(Option<Box<dyn Mover>>, Generation);
 
 impl LetGo {
-    fn wrap(mover: Box<dyn Mover>) -> Box<dyn Mover> {
+    pub(crate) fn wrap(mover: Box<dyn Mover>) -> Box<dyn Mover> {
         let generation = mover.generation();
         Box::new(Self(Some(mover), generation))
     }

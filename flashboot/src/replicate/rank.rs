@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{registry::Endpoints, wire::ErrorWire};
 use flashboot_core::{Arena, Error, Generation, Kind, Result, ShardId, replica::Policy, schedule::Rank};
-use flashboot_cuda::CudaArena;
 use flashboot_driver::{Limits, Observer, replicate};
 use flashboot_rendezvous::Board;
 use std::{sync::Arc, time::Duration};
@@ -76,10 +75,7 @@ impl Seat {
     /// The seed's part: the image from disk, every block verified, then all of it published at once.
     fn fill(&self) -> Result<()> {
         let digests = self.job.digests()?;
-        match CudaArena::from_arena(&self.arena) {
-            Some(arena) => load::load_gpu(&self.job.payload, &digests, &arena, self.job.threads())?,
-            None => load::load(&self.job.payload, &digests, &*self.arena, self.job.threads())?,
-        }
+        load::fill(&self.job.payload, &digests, &self.arena, self.job.threads())?;
         self.arena.publish(ShardId(0), self.job.bytes)
     }
 

@@ -4,6 +4,7 @@ use super::{
     RUN_PREFIX,
     clock::Clock,
     job::{self, About, Job},
+    load::threads,
     rank::{self, Seat},
 };
 use crate::{
@@ -100,7 +101,7 @@ fn run_directory(board: &Path) -> Option<PathBuf> {
 }
 
 /// Ends this process at once, as if it had been killed.
-fn die() {
+pub(crate) fn die() {
     // A process may always signal itself.
     let _ = kill_process(getpid(), Signal::KILL);
 }
@@ -151,8 +152,7 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
 
 /// An arena in host memory, every page faulted in with a thread a core.
 pub(crate) fn host_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn Arena>> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = memory.threads.and_then(|n| usize::try_from(n).ok()).unwrap_or_else(cores).max(1);
+    let threads = threads(memory);
     let (arena, made) = HostArena::create(spec, &arena_config(memory, threads))?;
     debug!(%made, "arena");
     Ok(arena)

@@ -1,0 +1,105 @@
+//! `flashboot clone`.
+
+use super::SeatArgs;
+use crate::{
+    exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+};
+use clap::{ArgGroup, Args};
+use flashboot::{
+    config::Config,
+    service::{self, CloneRequest, Cloned, KillAt},
+};
+use flashboot_channel::Endpoint;
+use flashboot_rendezvous::protocol::Wanted;
+use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["model", "image"]))]
+pub(crate) struct CloneArgs {
+    /// The model, as its seed calls it: the service is believed which image that is
+    #[arg(long)]
+    model: Option<String>,
+    /// Which edition of the model [default: any]
+    #[arg(long)]
+    revision: Option<String>,
+    /// The image's id: what is cloned is proved to be this image
+    #[arg(long, value_name = "ID")]
+    image: Option<String>,
+    /// Which rank image, by name (target-0-0-0-0) [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    rank: Option<String>,
+    /// The replication service: what `flashboot rendezvous` or `flashboot seed --embed` printed
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Endpoint,
+    /// Begin once so many clones have come [default: at once]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    expect: Option<u32>,
+    /// Write the verified payload to this file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// End once complete and nobody reads from here [default: serve until a signal comes]
+    #[arg(long)]
+    leave: bool,
+    #[command(flatten)]
+    seat: SeatArgs,
+    /// For tests: kill itself there (registered, pull:N, chunk:N, complete)
+    #[arg(long, hide = true, value_name = "WHERE")]
+    kill: Option<KillAt>,
+}
+
+impl CloneArgs {
+    pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
+        self.seat.overrides(into);
+    }
+}
+
+pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let wanted = Wanted {
+        image: args.image.clone(),
+        model: args.model.clone(),
+        revision: args.revision.clone(),
+        rank: args.rank.clone(),
+    };
+    let request = CloneRequest {
+        wanted,
+        rendezvous: args.rendezvous.clone(),
+        expect: args.expect,
+        output: args.output.clone(),
+        leave: args.leave,
+        kill: args.kill,
+        seat: args.seat.seat(config),
+    };
+    let told = |cloned: &Cloned| {
+        // A reader of stdout that is gone ends nothing.
+        let _ = output.result(cloned, || text(cloned));
+    };
+    let runtime = runtime(false)?;
+    let done = runtime.block_on(async { service::clone(request, told, interrupt::signalled()).await });
+    runtime.shutdown_background();
+    done?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(cloned: &Cloned) -> String {
+    let mut text = format!(
+        "{} ({}) of {}: {} of {} blocks verified, ready in {} ({}), set-up {}\nimage {}\nmember {}\n",
+        cloned.model,
+        cloned.rank,
+        human::bytes(cloned.bytes),
+        cloned.verified,
+        cloned.blocks,
+        human::ms(cloned.ready_ms),
+        human::rate(cloned.bytes_per_s),
+        human::ms(cloned.setup_ms),
+        cloned.image,
+        cloned.member,
+    );
+    for hop in &cloned.sources {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "read from {} by {}", hop.source, hop.transport);
+        for passed in &hop.passed {
+            let _ = writeln!(text, "  passed over {}: {}", passed.name, passed.reason);
+        }
+    }
+    text
+}

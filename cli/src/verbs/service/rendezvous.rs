@@ -1,0 +1,44 @@
+//! `flashboot rendezvous`.
+
+use super::{Lease, Protection};
+use crate::{exit::Failure, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime};
+use clap::Args;
+use flashboot::{config::Config, network::Advertised, service};
+use std::{net::SocketAddr, process::ExitCode};
+
+#[derive(Debug, Args)]
+pub(crate) struct RendezvousArgs {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7400")]
+    listen: SocketAddr,
+    /// The name or address that members dial [default: the one listened at]
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<Advertised>,
+    #[command(flatten)]
+    lease: Lease,
+    #[command(flatten)]
+    protection: Protection,
+}
+
+impl RendezvousArgs {
+    pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
+        into.text("tcp.advertise", "--advertise", self.advertise.as_ref());
+        self.protection.overrides(into);
+    }
+}
+
+pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let advertise = config.tcp.advertise.as_ref().map(|advertised| &advertised.0);
+    let network = config.network();
+    let told = |endpoint: &flashboot_channel::Endpoint| {
+        // A reader of stdout that is gone ends nothing.
+        let _ = output
+            .result(&serde_json::json!({ "endpoint": endpoint.to_string() }), || format!("{endpoint}\n"));
+    };
+    let runtime = runtime(false)?;
+    runtime.block_on(async {
+        let stop = interrupt::signalled();
+        service::rendezvous(args.listen, advertise, args.lease.lease, &network, told, stop).await
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

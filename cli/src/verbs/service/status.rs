@@ -1,0 +1,120 @@
+//! `flashboot status`: who holds what, and who reads from whom, drawn.
+
+use super::Protection;
+use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
+use clap::Args;
+use flashboot::{config::Config, service};
+use flashboot_channel::Endpoint;
+use flashboot_rendezvous::protocol::{MemberStatus, Role, Status};
+use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode};
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The replication service: what `flashboot rendezvous` or `flashboot seed --embed` printed
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Endpoint,
+    #[command(flatten)]
+    protection: Protection,
+}
+
+impl StatusArgs {
+    pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
+        self.protection.overrides(into);
+    }
+}
+
+pub(crate) fn run(args: &StatusArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let runtime = runtime(false)?;
+    let network = config.network();
+    let status = runtime.block_on(async { service::status(&args.rendezvous, &network).await })?;
+    output.result(&status, || text(&status))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each content, and under it its members as trees: who reads stands below whom it reads from.
+fn text(status: &Status) -> String {
+    let mut text = String::new();
+    if status.members.is_empty() {
+        return "nobody is registered\n".into();
+    }
+    for (number, content) in status.contents.iter().enumerate() {
+        let members: Vec<_> = status.members.iter().filter(|m| m.content == number).collect();
+        let revision =
+            if content.revision.is_empty() { String::new() } else { format!(" {}", content.revision) };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{}{revision} {} of {}, {}\nimage {}",
+            content.model,
+            content.rank,
+            human::bytes(content.bytes),
+            human::count(members.len() as u64, "member"),
+            content.image
+        );
+        let present: BTreeSet<_> = members.iter().map(|m| m.member).collect();
+        let mut drawn = BTreeSet::new();
+        let roots = members.iter().filter(|m| m.upstream.is_none_or(|up| !present.contains(&up)));
+        for root in roots {
+            draw(&mut text, &members, root, content.bytes, "", "", &mut drawn);
+        }
+        // Whoever no root reaches is drawn all the same.
+        for member in &members {
+            if !drawn.contains(&member.member) {
+                draw(&mut text, &members, member, content.bytes, "", "", &mut drawn);
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn draw(
+    text: &mut String,
+    members: &[&MemberStatus],
+    member: &MemberStatus,
+    bytes: u64,
+    first: &str,
+    rest: &str,
+    drawn: &mut BTreeSet<flashboot_rendezvous::protocol::MemberId>,
+) {
+    if !drawn.insert(member.member) {
+        return;
+    }
+    let _ = writeln!(text, "{first}{}", line(member, bytes));
+    let below: Vec<_> = members.iter().filter(|m| m.upstream == Some(member.member)).collect();
+    for (i, reader) in below.iter().enumerate() {
+        let (branch, trunk) = if i + 1 == below.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        draw(text, members, reader, bytes, &format!("{rest}{branch}"), &format!("{rest}{trunk}"), drawn);
+    }
+}
+
+fn line(m: &MemberStatus, bytes: u64) -> String {
+    let role = if m.role == Role::Seed { "seed" } else { "clone" };
+    let name = m.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+    let percent = if bytes == 0 { 100 } else { u128::from(m.holds) * 100 / u128::from(bytes) };
+    let rate = if m.bytes_per_s > 0 && m.holds < bytes {
+        format!(" at {}", human::rate(m.bytes_per_s as f64))
+    } else {
+        String::new()
+    };
+    let memory = m
+        .place
+        .gpu
+        .as_ref()
+        .map_or_else(|| "host memory".to_owned(), |gpu| gpu.chars().take(12).collect::<String>());
+    let host: String = m.place.host.chars().take(8).collect();
+    let upstream = match m.upstream {
+        Some(_) => "",
+        None if m.holds < bytes => ", waits for a source",
+        None => "",
+    };
+    let doubts = if m.doubts > 0 { format!(", in doubt ({} reports)", m.doubts) } else { String::new() };
+    format!(
+        "{role}{name} {} {percent}%{rate}, {memory} of host {host}, by {}, {} of {} readers, lease {}{upstream}{doubts}",
+        m.member,
+        if m.transports.is_empty() { "nothing".into() } else { m.transports.join(" ") },
+        m.readers.len(),
+        m.most_readers,
+        human::ms(m.lease_left_ms as f64),
+    )
+}

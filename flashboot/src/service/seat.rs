@@ -1,0 +1,208 @@
+//! What a seed and a clone have in common: transports, an arena, and a place in the service.
+
+use crate::{
+    config::{Config, Devices},
+    network::Network,
+    registry::{Endpoints, Registry, Settings},
+    replicate::{RUN_PREFIX, host_arena, resolve_devices},
+    scratch::Scratch,
+};
+use flashboot_core::{Arena, ArenaSpec, Error, Export, Generation, Kind, Location, Result, TransportName};
+use flashboot_cuda::{CudaArena, CudaArenaConfig, Device};
+use flashboot_memory::boot_id;
+use flashboot_rendezvous::{
+    Client, Membership,
+    protocol::{Content, MemberId, Place, Registration, Role, readers_of},
+};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+/// How often readers are counted while they are drained.
+const COUNT_EVERY: Duration = Duration::from_millis(100);
+/// How long the service may take to hear that a member goes.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// Where a member is, as far as the machine does not know it itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Labels {
+    /// A name that stays through restarts.
+    pub name: Option<String>,
+    /// The NVLink domain.
+    pub domain: Option<String>,
+    /// The rail.
+    pub rail: Option<String>,
+    /// The rack.
+    pub rack: Option<String>,
+}
+
+/// What a seed or a clone is to be.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    /// Replication, memory, network.
+    pub config: Config,
+    /// Where a directory of mode 0700 for sockets is made; a short path.
+    pub directory: PathBuf,
+    /// Where it is.
+    pub labels: Labels,
+    /// How many readers it serves at once.
+    pub readers: u32,
+    /// How long it waits for the service, for what it asks for, and for another source.
+    pub patience: Duration,
+    /// How long readers may take to end, once it is asked to go.
+    pub drain: Duration,
+}
+
+/// Transports that are open, and the directory that they have their sockets in.
+pub(super) struct Opened {
+    pub(super) endpoints: Arc<Endpoints>,
+    device: Option<Device>,
+    transports: Vec<TransportName>,
+    _scratch: Scratch,
+}
+
+/// An arena that others can read.
+pub(super) struct Held {
+    pub(super) arena: Arc<dyn Arena>,
+    pub(super) generation: Generation,
+    /// Dropped, nobody can begin to read.
+    pub(super) exports: Vec<Box<dyn Export>>,
+}
+
+/// Runs `work` on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| {
+        Err(Error::new(Kind::Exhausted, "thread", format!("a thread that may block: {e}")))
+    })
+}
+
+impl Seat {
+    /// Everything about the network.
+    pub(super) fn network(&self) -> Network {
+        self.config.network()
+    }
+
+    /// Opens every transport that is wanted and works.
+    pub(super) async fn open(&self) -> Result<Opened> {
+        let replicate = &self.config.replicate;
+        let devices = &replicate.device;
+        let mut found = resolve_devices(devices, replicate.setup_timeout).await?;
+        if found.len() > 1 || matches!(devices, Devices::All) && found.is_empty() {
+            let detail = format!("{} GPUs, and one process holds one rank image: say which", found.len());
+            return Err(Error::new(Kind::Invalid, "device", detail));
+        }
+        let device = found.pop();
+        let parent = self.directory.clone();
+        let scratch = blocking(move || {
+            Scratch::new(&parent, RUN_PREFIX).map_err(|e| {
+                Error::from_io("mkdir", &e, format!("a directory for sockets in {}", parent.display()))
+            })
+        })
+        .await?;
+        let settings = Settings {
+            sockets: scratch.path().to_owned(),
+            memory: self.config.memory,
+            device: device.as_ref().map(|device| device.uuid().to_owned()),
+            network: self.network(),
+        };
+        let endpoints =
+            Registry::standard(&settings)?.open(replicate.transport, &replicate.allow, &settings).await?;
+        let transports = endpoints.names();
+        Ok(Opened { endpoints: Arc::new(endpoints), device, transports, _scratch: scratch })
+    }
+
+    /// Makes an arena for `bytes`; nothing is in it, and nobody can read it yet.
+    pub(super) async fn hold(&self, opened: &Opened, bytes: u64) -> Result<Held> {
+        let spec = ArenaSpec { payload: bytes, shards: 1 };
+        let (device, memory) = (opened.device.clone(), self.config.memory);
+        let arena = blocking(move || match device {
+            Some(device) => {
+                let made = CudaArena::create(&device, spec, &CudaArenaConfig::default())?;
+                Ok(made.0 as Arc<dyn Arena>)
+            }
+            None => host_arena(spec, memory),
+        })
+        .await?;
+        let bits = getrandom::u64().map_err(|e| {
+            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
+        })?;
+        let generation = Generation::from_random(bits);
+        arena.begin(generation);
+        let exports = opened.endpoints.export(&arena, self.config.replicate.import_timeout).await?;
+        Ok(Held { arena, generation, exports })
+    }
+
+    /// Takes a place in the service.
+    pub(super) async fn join(
+        &self,
+        client: &Arc<Client>,
+        opened: &Opened,
+        held: &Held,
+        (role, content, expect): (Role, Content, Option<u32>),
+        manifest: Vec<u8>,
+    ) -> Result<Membership> {
+        let secret = getrandom::u64().map_err(|e| {
+            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
+        })?;
+        let Labels { name, domain, rail, rack } = self.labels.clone();
+        let gpu = match held.arena.location() {
+            Location::Gpu { uuid, .. } => Some(uuid),
+            _ => None,
+        };
+        let said = Registration {
+            member: MemberId(held.generation),
+            secret,
+            name,
+            role,
+            holds: if role == Role::Seed { content.bytes } else { 0 },
+            content,
+            place: Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack },
+            locators: held.exports.iter().map(|export| export.locator().encode()).collect(),
+            transports: opened.transports.clone(),
+            readers: self.readers,
+            expect,
+            upstream: None,
+            epoch: 0,
+        };
+        Membership::join(Arc::clone(client), said, Arc::new(manifest), self.patience).await
+    }
+
+    /// Says goodbye, and waits until nobody reads any more, as far as the service knows, for at most the time to drain.
+    pub(super) async fn go(&self, client: &Client, membership: Membership, held: Held) {
+        let id = MemberId(held.generation);
+        let until = Instant::now() + self.drain;
+        membership.leave(GOODBYE).await;
+        loop {
+            match flashboot_rendezvous::status(client).await {
+                Ok(status) => match readers_of(&status, id) {
+                    0 => break,
+                    readers if Instant::now() >= until => {
+                        warn!(readers, drain = ?self.drain, "going although others still read from here");
+                        break;
+                    }
+                    readers => info!(readers, "readers are drained"),
+                },
+                // Without the service nobody knows: they have the whole time.
+                Err(error) if Instant::now() >= until => {
+                    info!(%error, "the service does not say who still reads");
+                    break;
+                }
+                Err(_) => {}
+            }
+            sleep(COUNT_EVERY).await;
+        }
+        drop(held);
+    }
+}
+
+/// The host's network devices, but loopback; none where the system does not say.
+fn nics() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| name != "lo").take(32).collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,163 @@
+//! A seed: the image from disk, every block verified, registered, served until it is asked to go.
+
+use super::{
+    bind,
+    seat::{Seat, blocking},
+    security,
+};
+use crate::replicate::{fill, threads};
+use flashboot_channel::Endpoint;
+use flashboot_checkpoint::{Image, Manifest, RankImage};
+use flashboot_core::{Error, Kind, Result, ShardId};
+use flashboot_rendezvous::{
+    Client,
+    protocol::{Content, MemberId, Role},
+};
+use serde::Serialize;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{sync::oneshot, time::Instant};
+use tracing::warn;
+
+/// How often a seed looks whether the service still has it.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// A seed to be.
+#[derive(Debug, Clone)]
+pub struct SeedRequest {
+    /// The image, opened.
+    pub image: Image,
+    /// Which rank image of it.
+    pub rank: RankImage,
+    /// What people call the model, and its edition.
+    pub model: String,
+    /// Which edition of it; may be empty.
+    pub revision: String,
+    /// The service; `None`: only the embedded one.
+    pub rendezvous: Option<Endpoint>,
+    /// Where to serve the service itself.
+    pub embed: Option<SocketAddr>,
+    /// How long members of the embedded service may be silent.
+    pub lease: Duration,
+    /// Everything else.
+    pub seat: Seat,
+}
+
+/// A seed that serves.
+#[derive(Debug, Clone, Serialize)]
+pub struct Serving {
+    /// The service that it is registered at, as clones dial it.
+    pub rendezvous: String,
+    /// The member: its filling.
+    pub member: MemberId,
+    /// The image's id.
+    pub image: String,
+    /// The model's name.
+    pub model: String,
+    /// Its edition.
+    pub revision: String,
+    /// The rank image's name.
+    pub rank: String,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// By which transports it can be read.
+    pub transports: Vec<String>,
+    /// Filling the arena from disk, every block verified, in milliseconds.
+    pub load_ms: f64,
+}
+
+/// What identifies the bytes of `rank`; and the manifest that proves them.
+fn content(request: &SeedRequest) -> Result<(Content, Vec<u8>)> {
+    let manifest = Manifest::read(&request.image, &request.rank)?;
+    let fingerprint = serde_json::to_vec(&request.image.metadata().fingerprint)
+        .map_err(|e| Error::new(Kind::Invalid, "json", e.to_string()))?;
+    let content = Content {
+        image: request.image.id().to_owned(),
+        rank: request.rank.coordinate.to_string(),
+        model: request.model.clone(),
+        revision: request.revision.clone(),
+        fingerprint: blake3::hash(&fingerprint).to_hex().to_string(),
+        bytes: request.rank.payload_bytes,
+        manifest: blake3::hash(&manifest).to_hex().to_string(),
+        manifest_bytes: manifest.len() as u64,
+    };
+    Ok((content, manifest))
+}
+
+/// Seeds until `stop`; then readers are drained. `told` is told once clones can come. Needs a tokio runtime with IO, time
+/// and threads that may block.
+///
+/// # Errors
+/// A damaged image, no transport, no memory; the service's refusal, also a later one: another member of the name came.
+pub async fn seed(
+    request: SeedRequest,
+    told: impl FnOnce(&Serving),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
+    let seat = request.seat.clone();
+    let security = security(&seat.network()).await?;
+    let mut rendezvous = request.rendezvous.clone();
+    // Ends when it is dropped, last of all.
+    let mut embedded = None;
+    if let Some(at) = request.embed {
+        let advertise = seat.config.tcp.advertise.as_ref().map(|advertised| &advertised.0);
+        let server = bind(at, advertise, request.lease, &security).await?;
+        rendezvous.get_or_insert_with(|| server.endpoint().clone());
+        let (keep, ended) = oneshot::channel::<()>();
+        let serve = tokio::spawn(async move {
+            if let Err(error) = server.serve(async { drop(ended.await) }).await {
+                warn!(%error, "the embedded service ended");
+            }
+        });
+        embedded = Some((keep, serve));
+    }
+    let nowhere = || Error::new(Kind::Invalid, "seed", "neither a service to register at nor one to embed");
+    let rendezvous = rendezvous.ok_or_else(nowhere)?;
+
+    let opened = seat.open().await?;
+    let (content, manifest) = blocking({
+        let request = request.clone();
+        move || content(&request)
+    })
+    .await?;
+    let held = seat.hold(&opened, content.bytes).await?;
+    let began = Instant::now();
+    blocking({
+        let (arena, rank, memory) = (Arc::clone(&held.arena), request.rank.clone(), seat.config.memory);
+        move || {
+            fill(&rank.path, rank.table.digests(), &arena, threads(memory))?;
+            arena.publish(ShardId(0), arena.payload())
+        }
+    })
+    .await?;
+    let load_ms = began.elapsed().as_secs_f64() * 1e3;
+
+    let client = Arc::new(Client::new(rendezvous.clone(), security));
+    let serving = Serving {
+        rendezvous: rendezvous.to_string(),
+        member: MemberId(held.generation),
+        image: content.image.clone(),
+        model: content.model.clone(),
+        revision: content.revision.clone(),
+        rank: content.rank.clone(),
+        bytes: content.bytes,
+        transports: held.exports.iter().map(|e| e.locator().transport.as_str().to_owned()).collect(),
+        load_ms,
+    };
+    let membership = seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest).await?;
+    told(&serving);
+
+    tokio::pin!(stop);
+    let evicted = loop {
+        tokio::select! {
+            () = &mut stop => break None,
+            () = tokio::time::sleep(LOOK_EVERY) => {
+                if let Some(error) = membership.evicted() {
+                    break Some(error);
+                }
+            }
+        }
+    };
+    seat.go(&client, membership, held).await;
+    drop(embedded);
+    evicted.map_or(Ok(()), Err)
+}

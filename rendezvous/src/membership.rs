@@ -1,0 +1,404 @@
+//! One member's side: registered, renewed, registered again when the service has forgotten it, and on its own while
+//! the service is away.
+//!
+//! A task of its own renews. Losing a source asks the service first; where nobody answers, the last plan names others.
+
+use crate::{
+    client::{AGAIN, Client, passing},
+    protocol::{Answer, Cause, Holder, MemberId, PART, Plan, Reason, Registration, Request},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use flashboot_core::{Error, Kind, Result};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, info, warn};
+
+/// The longest time between two renewals, and how soon the service is tried again at most.
+const SLOWEST: Duration = Duration::from_secs(5);
+/// How long a question waits for the service when there are others to turn to.
+const IMPATIENT: Duration = Duration::from_millis(500);
+
+/// What a lost source leaves to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// Who was lost.
+    pub source: MemberId,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// A registered member. Dropping it stops the renewals; the service forgets it a lease later, or at once after
+/// [`leave`](Self::leave).
+#[derive(Debug)]
+pub struct Membership {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    client: Arc<Client>,
+    state: Mutex<State>,
+    manifest: Arc<Vec<u8>>,
+    /// Renew now.
+    news: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    said: Registration,
+    lease: Duration,
+    membership: u64,
+    /// Everybody that a plan has named, by who: where to read them.
+    known: BTreeMap<MemberId, Holder>,
+    /// As the last plan has them.
+    order: Vec<MemberId>,
+    lost: BTreeSet<MemberId>,
+    refused: BTreeSet<MemberId>,
+    /// The service will not have us any more.
+    evicted: Option<Error>,
+    /// The service answered last.
+    reached: bool,
+}
+
+/// Why a question got no answer of use.
+#[derive(Debug)]
+enum Trouble {
+    /// The service was not reached, or did not answer: it may be back in a moment, or another in its place.
+    Unreached(Error),
+    /// It said no.
+    Refused(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Unreached(error)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, plan: Plan, assigned: bool) {
+        let mut state = self.state();
+        if plan.epoch < state.said.epoch {
+            return;
+        }
+        state.membership = plan.membership;
+        state.order = plan.holders.iter().map(|holder| holder.member).collect();
+        if assigned {
+            (state.said.upstream, state.said.epoch) = (Some(plan.upstream), plan.epoch);
+        }
+        // Who is read from stays known, whatever the plan says of others.
+        let keep = state.said.upstream;
+        state.known.retain(|member, _| Some(*member) == keep);
+        state.known.extend(plan.holders.into_iter().map(|holder| (holder.member, holder)));
+    }
+
+    fn request(&self) -> Request {
+        let state = self.state();
+        let said = &state.said;
+        Request::Renew {
+            member: said.member,
+            secret: said.secret,
+            holds: said.holds,
+            upstream: said.upstream,
+            epoch: said.epoch,
+            membership: state.membership,
+        }
+    }
+
+    /// Registers once; `Ok(None)` when it has to be tried again after the time given.
+    async fn register(&self) -> Result<Option<Duration>, Trouble> {
+        let said = self.state().said.clone();
+        match self.client.ask(&Request::Register(said)).await? {
+            Answer::Registered { lease_ms, manifest_has, plan } => {
+                self.state().lease = Duration::from_millis(lease_ms);
+                if let Some(plan) = plan {
+                    self.take(plan, true);
+                }
+                self.upload(manifest_has).await?;
+                Ok(None)
+            }
+            Answer::Wait { retry_ms, why } => {
+                debug!(why, "the service lets us wait");
+                Ok(Some(Duration::from_millis(retry_ms)))
+            }
+            other => Err(Trouble::Refused(self.client.odd("register", other))),
+        }
+    }
+
+    async fn upload(&self, has: u64) -> Result<(), Trouble> {
+        let hash = self.state().said.content.manifest.clone();
+        let mut at = usize::try_from(has).unwrap_or(usize::MAX);
+        while let Some(rest) = self.manifest.get(at..).filter(|rest| !rest.is_empty()) {
+            let part = rest.get(..PART).unwrap_or(rest);
+            let upload =
+                Request::Upload { manifest: hash.clone(), offset: at as u64, part: STANDARD.encode(part) };
+            match self.client.ask(&upload).await? {
+                Answer::Done => at += part.len(),
+                // Another seed brings it at the same time: look how far it is.
+                Answer::Refused(refusal) if refusal.reason == Reason::Malformed => {
+                    debug!(%refusal, "the manifest comes from another");
+                    return Ok(());
+                }
+                other => return Err(Trouble::Refused(self.client.odd("upload", other))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Renews until the member is dropped.
+    async fn renew(&self) {
+        let mut soon = false;
+        let mut pause = AGAIN;
+        loop {
+            let every = if soon { pause } else { (self.state().lease / 3).min(SLOWEST) };
+            let _ = timeout(every, self.news.notified()).await;
+            match self.renewed().await {
+                Ok(()) => {
+                    if soon {
+                        info!(peer = self.client.peer(), "the service is back");
+                    }
+                    (soon, pause) = (false, AGAIN);
+                }
+                Err(Trouble::Unreached(error)) => {
+                    if !soon {
+                        warn!(%error, "the service does not answer; going on without it");
+                    }
+                    pause = if soon { (pause * 2).min(SLOWEST / 2) } else { AGAIN };
+                    soon = true;
+                }
+                Err(Trouble::Refused(error)) => {
+                    let mut state = self.state();
+                    if state.evicted.is_none() {
+                        warn!(%error, "the service refuses this member");
+                    }
+                    state.evicted = Some(error);
+                    soon = false;
+                }
+            }
+            self.state().reached = !soon;
+        }
+    }
+
+    async fn renewed(&self) -> Result<(), Trouble> {
+        match self.client.ask(&self.request()).await? {
+            Answer::Renewed { lease_ms, plan } => {
+                self.state().lease = Duration::from_millis(lease_ms);
+                if let Some(plan) = plan {
+                    self.take(plan, false);
+                }
+                Ok(())
+            }
+            Answer::Refused(refusal) if refusal.reason == Reason::UnknownMember => {
+                info!(peer = self.client.peer(), "the service has forgotten us; registering again");
+                self.register().await.map(drop)
+            }
+            other => Err(Trouble::Refused(self.client.odd("renew", other))),
+        }
+    }
+}
+
+impl Membership {
+    /// Registers, and waits until the service has a place: for a clone until it has a source. `manifest` is what
+    /// proves the content, for the service to hand on. Needs a tokio runtime with IO and time.
+    ///
+    /// # Errors
+    /// The service's refusal; [`Kind::Deadline`] after `patience`.
+    pub async fn join(
+        client: Arc<Client>,
+        said: Registration,
+        manifest: Arc<Vec<u8>>,
+        patience: Duration,
+    ) -> Result<Self> {
+        let state = State {
+            said,
+            lease: SLOWEST,
+            membership: 0,
+            known: BTreeMap::new(),
+            order: Vec::new(),
+            lost: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            evicted: None,
+            reached: true,
+        };
+        let shared = Shared { client, state: Mutex::new(state), manifest, news: Notify::new() };
+        let shared = Arc::new(shared);
+        let until = Instant::now() + patience;
+        loop {
+            let wait = match shared.register().await {
+                Ok(None) => break,
+                Ok(Some(wait)) => wait,
+                Err(Trouble::Unreached(error) | Trouble::Refused(error)) => {
+                    if !passing(&error) || Instant::now() >= until {
+                        return Err(error);
+                    }
+                    AGAIN
+                }
+            };
+            if Instant::now() >= until {
+                let detail = format!("the service had no place for this member within {patience:?}");
+                return Err(Error::new(Kind::Deadline, "register", detail).with_peer(shared.client.peer()));
+            }
+            sleep(wait.min(until.saturating_duration_since(Instant::now()).max(AGAIN))).await;
+        }
+        let task = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move { shared.renew().await }
+        });
+        Ok(Self { shared, task })
+    }
+
+    /// Whom to read from.
+    pub fn upstream(&self) -> Option<MemberId> {
+        self.shared.state().said.upstream
+    }
+
+    /// How `member` can be read, if a plan has named it.
+    pub fn holder(&self, member: MemberId) -> Option<Holder> {
+        self.shared.state().known.get(&member).cloned()
+    }
+
+    /// How many members there are between this one and one that holds all, as far as is known.
+    pub fn depth(&self) -> u32 {
+        let state = self.shared.state();
+        let above =
+            state.order.iter().filter_map(|id| state.known.get(id)).take_while(|h| !h.complete).count();
+        u32::try_from(above).unwrap_or(u32::MAX)
+    }
+
+    /// Why the service will not have this member any more, if so.
+    pub fn evicted(&self) -> Option<Error> {
+        self.shared.state().evicted.clone()
+    }
+
+    /// Whether the service answered last time.
+    pub fn is_reached(&self) -> bool {
+        self.shared.state().reached
+    }
+
+    /// Says how much is verified; it is sent with the next renewal.
+    pub fn progress(&self, holds: u64) {
+        let mut state = self.shared.state();
+        state.said.holds = state.said.holds.max(holds);
+    }
+
+    /// Everything is verified: says so at once, and reads from nobody.
+    pub fn complete(&self) {
+        {
+            let mut state = self.shared.state();
+            state.said.holds = state.said.content.bytes;
+            state.said.upstream = None;
+            state.said.epoch = state.said.epoch.saturating_add(1);
+        }
+        self.shared.news.notify_one();
+    }
+
+    /// Another source, within `patience`: what the service says; while it does not answer, one that the last plan named,
+    /// first of all one that holds everything.
+    pub async fn lost(&self, loss: Loss, patience: Duration) -> Option<MemberId> {
+        let until = Instant::now() + patience;
+        let mut source = loss.source;
+        {
+            let mut state = self.shared.state();
+            state.lost.insert(source);
+            if loss.cause == Cause::Refused {
+                state.refused.insert(source);
+            }
+        }
+        loop {
+            let asked = {
+                let state = self.shared.state();
+                let refused = state.refused.contains(&source);
+                Request::Lost {
+                    member: state.said.member,
+                    secret: state.said.secret,
+                    source,
+                    epoch: state.said.epoch,
+                    cause: if refused { Cause::Refused } else { loss.cause },
+                    holds: state.said.holds,
+                }
+            };
+            let answer = timeout(IMPATIENT, self.shared.client.ask(&asked)).await;
+            let wait = match answer {
+                Ok(Ok(Answer::Registered { plan: Some(plan), .. })) => {
+                    let next = plan.upstream;
+                    self.shared.take(plan, true);
+                    if !self.shared.state().refused.contains(&next) {
+                        self.shared.state().lost.remove(&next);
+                        return Some(next);
+                    }
+                    // A service that came back does not know what this one gave us.
+                    source = next;
+                    Duration::ZERO
+                }
+                Ok(Ok(Answer::Wait { retry_ms, .. })) => Duration::from_millis(retry_ms.min(500)),
+                Ok(Ok(Answer::Refused(refusal))) if refusal.reason == Reason::UnknownMember => {
+                    self.shared.state().said.upstream = None;
+                    match self.shared.register().await {
+                        Ok(None) => match self.upstream() {
+                            Some(next) if !self.shared.state().lost.contains(&next) => return Some(next),
+                            Some(next) => {
+                                source = next;
+                                AGAIN
+                            }
+                            None => return None,
+                        },
+                        Ok(Some(wait)) => wait,
+                        Err(_) => AGAIN,
+                    }
+                }
+                Ok(Ok(_)) => return None,
+                Ok(Err(_)) | Err(_) => match self.alone() {
+                    Some(next) => return Some(next),
+                    None => AGAIN,
+                },
+            };
+            if Instant::now() >= until {
+                return None;
+            }
+            sleep(wait).await;
+        }
+    }
+
+    /// The next of the last plan that is not lost: one that holds everything, else the nearest above.
+    fn alone(&self) -> Option<MemberId> {
+        let mut state = self.shared.state();
+        let there = |id: &&MemberId| !state.lost.contains(id) && state.known.contains_key(id);
+        let complete = |id: &&MemberId| state.known.get(id).is_some_and(|h| h.complete);
+        let next = state.order.iter().filter(there).find(complete).or_else(|| state.order.iter().find(there));
+        let next = *next?;
+        state.said.upstream = Some(next);
+        state.said.epoch = state.said.epoch.saturating_add(1);
+        Some(next)
+    }
+
+    /// Says goodbye; nobody is sent here any more. Best effort, within `patience`.
+    pub async fn leave(self, patience: Duration) {
+        self.task.abort();
+        let leave = {
+            let state = self.shared.state();
+            Request::Leave { member: state.said.member, secret: state.said.secret }
+        };
+        if !matches!(timeout(patience, self.shared.client.ask(&leave)).await, Ok(Ok(_))) {
+            debug!("the service was not told that we go; it forgets us a lease later");
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
