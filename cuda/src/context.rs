@@ -7,7 +7,7 @@
 use crate::{
     Device,
     error::CudaError,
-    hash::Kernel,
+    hash::{Kernel, Scratch},
     ops::{Call, Object, Ops},
 };
 use flashboot_core::{Error, Result};
@@ -28,6 +28,8 @@ struct Inner {
     object: Object,
     sticky: OnceLock<CudaError>,
     kernel: OnceLock<Result<Kernel>>,
+    /// Of the arenas that hash in this context; as long as one of them is there.
+    scratch: Mutex<Weak<Scratch>>,
 }
 
 impl Context {
@@ -51,7 +53,13 @@ impl Context {
         device.refuse_mig()?;
         let object = device.ops.primary_retain(device.ordinal)?;
         let device = device.clone();
-        Ok(Self(Arc::new(Inner { device, object, sticky: OnceLock::new(), kernel: OnceLock::new() })))
+        Ok(Self(Arc::new(Inner {
+            device,
+            object,
+            sticky: OnceLock::new(),
+            kernel: OnceLock::new(),
+            scratch: Mutex::new(Weak::new()),
+        })))
     }
 
     /// The GPU.
@@ -90,6 +98,17 @@ impl Context {
     /// The hash kernel, loaded at the first call.
     pub(crate) fn kernel(&self) -> Result<Kernel> {
         self.0.kernel.get_or_init(|| self.call(Kernel::load)).clone()
+    }
+
+    /// The scratch memory that all hashers of this context share, which `make` makes where there is none.
+    pub(crate) fn scratch(&self, make: impl FnOnce() -> Result<Arc<Scratch>>) -> Result<Arc<Scratch>> {
+        let mut shared = self.0.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scratch) = shared.upgrade() {
+            return Ok(scratch);
+        }
+        let scratch = make()?;
+        *shared = Arc::downgrade(&scratch);
+        Ok(scratch)
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {

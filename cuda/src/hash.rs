@@ -131,9 +131,9 @@ pub(crate) struct Hasher {
     refused: OnceLock<Error>,
 }
 
-/// Device memory for values of tiles: one granule an arena, in parts.
+/// Device memory for values of tiles: one granule for all arenas of a context, in parts.
 #[derive(Debug)]
-struct Scratch {
+pub(crate) struct Scratch {
     /// Keeps what the parts are of.
     _mapping: Mapping,
     /// Where free parts begin.
@@ -300,7 +300,8 @@ impl Hasher {
             return Ok(Tiles::None);
         }
         if bytes <= PART
-            && let Some(scratch) = self.scratch.get_or_init(|| self.new_scratch().ok())
+            && let Some(scratch) =
+                self.scratch.get_or_init(|| self.context.scratch(|| self.new_scratch()).ok())
         {
             let part = scratch.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
             if let Some(at) = part {

@@ -242,6 +242,26 @@ fn what_a_nic_wrote_is_flushed_where_the_hardware_does_not_order_it() {
     assert!(fake.calls().contains(&"cuFlushGPUDirectRDMAWrites"));
 }
 
+#[test]
+fn all_arenas_of_a_gpu_hash_in_one_granule_of_scratch() {
+    let fake = Fake::new();
+    let context = fake.context();
+    let block = 1 << 19;
+    let arenas: Vec<_> = (0..3).map(|_| arena(&context, 1_000_000)).collect();
+    for (seed, arena) in (0..).zip(&arenas) {
+        let bytes = pattern(1_000_000, seed);
+        arena.copy_in(0, &bytes).unwrap();
+        assert_eq!(arena.digests(ByteRange::new(0, 1_000_000), block).unwrap(), expected(&bytes, block));
+    }
+    let made = || fake.calls().iter().filter(|call| **call == "cuMemCreate").count();
+    assert_eq!(made(), arenas.len() + 1);
+    drop(arenas);
+    drop(arena(&context, 1_000_000).digests(ByteRange::new(0, 1_000_000), block).unwrap());
+    assert_eq!(made(), 6, "it went with the last of them, and came again");
+    drop(context);
+    assert_eq!(leaks(&fake), Vec::<String>::new());
+}
+
 /// Words in host memory, and in which order they and the GPU's were written.
 #[derive(Debug)]
 struct HostWords(ControlBlock<Shared>, u32);
