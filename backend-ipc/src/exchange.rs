@@ -194,3 +194,64 @@ impl Drop for IpcExport {
         self.endpoint.registry().remove(self.id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashboot_core::{ArenaSpec, Generation, Location};
+    use flashboot_memory::HostArenaConfig;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    fn words(shards: u32) -> Arc<HostArena> {
+        let spec = ArenaSpec { payload: 0, shards };
+        HostArena::create(spec, &HostArenaConfig::default()).unwrap().0
+    }
+
+    fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn words_of_a_peer_are_taken_only_sealed_whole_and_of_the_locators_filling() {
+        let generation = Generation::from_random(7);
+        let locator = Locator {
+            transport: TransportName::Ipc,
+            generation,
+            payload: 1 << 30,
+            capacity: 2 << 30,
+            shards: 2,
+            location: Location::Gpu { boot_id: "here".into(), uuid: "GPU-0".into() },
+            endpoint: "/the/socket".into(),
+        };
+        let map = |fd: OwnedFd| map_words(fd, &locator);
+        let of = |words: &HostArena| map(words.as_fd().try_clone_to_owned().unwrap());
+        let right = words(2);
+        assert_eq!(of(&right).unwrap_err().kind(), Kind::StaleGeneration, "retired");
+        right.begin(Generation::from_random(8));
+        assert_eq!(of(&right).unwrap_err().kind(), Kind::StaleGeneration, "another filling's");
+        right.begin(generation);
+        let mapped = of(&right).unwrap();
+        right.publish(ShardId(1), 5 << 20).unwrap();
+        assert_eq!(mapped.observe(ShardId(1)).progress, 5 << 20);
+        right.retire();
+        assert_eq!(mapped.observe(ShardId(1)).generation, None);
+
+        let other = words(3);
+        other.begin(generation);
+        assert_eq!(of(&other).unwrap_err().kind(), Kind::Mismatch, "of another number of shards");
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        for seal in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::FUTURE_WRITE] {
+            assert_eq!(map(memfd(1 << 16, all - seal)).unwrap_err().kind(), Kind::Permission, "{seal:?}");
+        }
+        assert_eq!(map(memfd(1 << 16, all)).unwrap_err().kind(), Kind::Corrupt, "no words in it");
+        for size in [0, 8] {
+            assert_eq!(map(memfd(size, all)).unwrap_err().kind(), Kind::Mismatch, "{size} bytes");
+        }
+        let (pipe, _other) = std::io::pipe().unwrap();
+        let refused = map(pipe.into()).unwrap_err();
+        assert_eq!((refused.kind(), refused.peer()), (Kind::Permission, Some("/the/socket")));
+    }
+}

@@ -1,9 +1,10 @@
-//! The three things `config.json` says that a checkpoint's bytes do not: tied embeddings, quantisation, and the
-//! family's name. Everything else in it is the engine's business.
+//! What `config.json` says that a checkpoint's bytes do not: tied embeddings, quantisation, the family's name, and
+//! the whole numbers that a recipe may ask for (heads, layers, experts). Everything else is the engine's business.
 
 use crate::error::{Error, Result};
 use crate::source::Source;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Far above any `config.json`; bounds what is read into memory.
@@ -18,6 +19,8 @@ pub struct ModelConfig {
     pub tied_embeddings: bool,
     /// `quantization_config` as canonical JSON (compact, keys sorted by bytes).
     pub quantisation: Option<String>,
+    /// Every whole number at the top and in `text_config`, by its key; the top's where both have one.
+    pub numbers: BTreeMap<String, u64>,
     /// Why a `config.json` that is there could not be used. Python writes `Infinity`, which is no JSON; the
     /// tensors are sound all the same.
     pub unreadable: Option<String>,
@@ -47,9 +50,15 @@ impl ModelConfig {
             model_type: value.get("model_type").and_then(Value::as_str).map(str::to_owned),
             tied_embeddings: either("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             quantisation: either("quantization_config").filter(|v| !v.is_null()).map(canonical),
+            numbers: [text, Some(&value)].into_iter().flatten().flat_map(numbers).collect(),
             unreadable: None,
         }
     }
+}
+
+fn numbers(value: &Value) -> impl Iterator<Item = (String, u64)> + '_ {
+    let members = value.as_object().into_iter().flatten();
+    members.filter_map(|(key, value)| Some((key.clone(), value.as_u64()?)))
 }
 
 /// Compact JSON with the keys of every object sorted by bytes.
@@ -87,6 +96,13 @@ mod tests {
             )
             .tied_embeddings
         );
+    }
+
+    #[test]
+    fn numbers_are_found_at_both_levels_and_the_top_wins() {
+        let c = ModelConfig::parse(br#"{"a":1,"b":-2,"text_config":{"a":3,"n_routed_experts":384,"t":1.5}}"#);
+        let wanted = [("a".to_owned(), 1), ("n_routed_experts".to_owned(), 384)];
+        assert_eq!(c.numbers.into_iter().collect::<Vec<_>>(), wanted);
     }
 
     #[test]

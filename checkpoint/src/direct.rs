@@ -70,6 +70,17 @@ impl DirectFile {
         Ok(Self::with(path, buffered, OFlags::WRONLY))
     }
 
+    /// The same for a file that is read again while it is written, and that a killed writer may have begun.
+    pub(crate) fn create_or_go_on(path: &Path, len: u64) -> Result<Self> {
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let buffered = open.map_err(|e| Error::io("open", path, &e))?;
+        buffered.set_len(len).map_err(|e| Error::io("ftruncate", path, &e))?;
+        if len > 0 {
+            reserve(path, &buffered, len)?;
+        }
+        Ok(Self::with(path, buffered, OFlags::RDWR))
+    }
+
     fn with(path: &Path, buffered: File, mode: OFlags) -> Self {
         let flags = mode | OFlags::DIRECT | OFlags::CLOEXEC;
         // EINVAL (or anything else): this file system has no direct IO, or not for this file.

@@ -406,6 +406,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A layout that does not fit the model.
+    #[error(transparent)]
+    Refused(#[from] crate::parallel::Refused),
+    /// A text that is no recipe.
+    #[error(transparent)]
+    Recipe(#[from] crate::recipe::RecipeError),
     /// The caller asked to stop.
     #[error("{}: stopped on request; nothing was left behind", path.display())]
     Cancelled {
@@ -460,6 +466,7 @@ impl Error {
             | Self::ImageHash { .. }
             | Self::BadBlock { .. } => "verify",
             Self::NotUnpackable { .. } => "unpack",
+            Self::Refused(_) => "plan",
             Self::Cancelled { .. } => "stop",
             _ => "parse",
         }
@@ -486,6 +493,7 @@ impl Error {
             | Self::Hole { .. }
             | Self::Overlap { .. }
             | Self::Layout(_)
+            | Self::Recipe(_)
             | Self::NotAnImage { .. }
             | Self::NotUnpackable { .. }
             | Self::Cancelled { .. } => (text, None),
@@ -512,7 +520,8 @@ impl Error {
             | Self::NotReplaceable { .. }
             | Self::SeveralIndices { .. }
             | Self::IsImage { .. } => Kind::Invalid,
-            Self::Layout(_) | Self::NotUnpackable { .. } => Kind::Invalid,
+            Self::Layout(_) | Self::NotUnpackable { .. } | Self::Recipe(_) => Kind::Invalid,
+            Self::Refused(_) => Kind::Mismatch,
             Self::ImageVersion { .. } | Self::ShardNotInIndex { .. } => Kind::Mismatch,
             Self::Cancelled { .. } => Kind::Cancelled,
             _ => Kind::Corrupt,

@@ -4,30 +4,41 @@ use crate::blocks::{PACK_WORKERS, Progress, each_block, geometry, hash_block, wo
 use crate::direct::DirectFile;
 use crate::error::{Error, Result};
 use crate::image::{
-    Coordinate, Fingerprint, LayoutInfo, METADATA, Metadata, RankEntry, Stage, TableParts, World, seal,
-    write_table,
+    Coordinate, Fingerprint, LayoutInfo, METADATA, Metadata, RankEntry, RowFrom, Stage, TableOrigin,
+    TableParts, TableRow, World, seal, write_table,
 };
 use crate::open::Checkpoint;
 use crate::plan::PackPlan;
 use crate::source::Source;
 use crate::staging::{Staging, write_file};
+use crate::tensors::Tensors;
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
-use flashboot_core::{BLOCK, BlockDigest, ByteRange, Digests, Dtype};
+use flashboot_core::{BLOCK, BlockDigest, ByteRange, ByteSize, Digests, Dtype};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes after a file's last tensor that a table will carry.
-const TRAILING_CAP: u64 = 1 << 20;
+pub(crate) const TRAILING_CAP: u64 = 1 << 20;
 
 /// How to pack.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackOptions {
     /// Whether an image that is there is replaced (atomically: readers see the old or the new one).
     pub replace: bool,
     /// Threads, each with a slab of 4 MiB; by default two more than cores, and never more than 8.
     pub workers: Option<usize>,
+    /// For images of many ranks: whether what a killed call has written is gone on from, and kept if this one fails.
+    pub resume: bool,
+    /// For images of many ranks: after so many bytes what was written is synced, so that it can be gone on from.
+    pub sync_every: ByteSize,
+}
+
+impl Default for PackOptions {
+    fn default() -> Self {
+        Self { replace: false, workers: None, resume: false, sync_every: ByteSize::gib(8) }
+    }
 }
 
 /// What was packed.
@@ -116,26 +127,52 @@ fn write_image(
     let payload_path = staging.dir().join(&payload_name);
     let digests = write_payload(&payload_path, plan, sources, options, progress)?;
     let table_path = staging.dir().join(&table_name);
-    let parts = TableParts { checkpoint, sources, layout: plan.layout(), digests: &digests };
-    let (table_bytes, table_hash) = write_hashed(&table_path, |out| write_table(&table_path, out, &parts))?;
+    let (tensors, layout) = (checkpoint.tensors(), plan.layout());
+    let name = |number: usize| tensors.at(number).map_or("", |t| t.name);
+    let aliases: Vec<_> = checkpoint.aliases().iter().map(|(a, n)| (a.as_str(), name(*n))).collect();
+    let origin = TableOrigin::Checkpoint(checkpoint, sources);
+    let separator = layout.separator();
+    let parts = TableParts { origin, aliases: &aliases, separator, digests: &digests };
+    let (table_bytes, table_hash) = write_hashed(&table_path, |out| {
+        write_table(&table_path, out, &parts, |take| {
+            for number in layout.order() {
+                let (Some(t), Some(offset)) = (tensors.at(number), layout.offset(number)) else { continue };
+                let place = crate::experts::place(t.name);
+                let from = RowFrom::Whole(t.shard, t.begin);
+                take(&TableRow {
+                    name: t.name,
+                    place,
+                    offset,
+                    shape: t.shape,
+                    dtype: t.dtype,
+                    bytes: t.bytes,
+                    from,
+                })?;
+            }
+            Ok(())
+        })
+    })?;
     let root = blake3::Hash::from_bytes(digests.root());
     let mut metadata = Metadata {
         flashboot_image: 0,
         id: String::new(),
         fingerprint: Fingerprint {
-            source: source_hash(checkpoint, sources, &root)?.to_hex().to_string(),
+            source: origin.hash(&[root])?.to_hex().to_string(),
             layout: LayoutInfo::NAME.into(),
             stage: Stage::Sliced,
-            dtype: main_dtype(checkpoint).map_or_else(String::new, |d| d.name().into()),
+            dtype: main_dtype(tensors).map_or_else(String::new, |d| d.name().into()),
             quantisation: checkpoint.config().quantisation.clone(),
             model_type: checkpoint.config().model_type.clone(),
+            engine: None,
+            kernel: None,
         },
         layout: LayoutInfo {
             name: LayoutInfo::NAME.into(),
             tensor_align: TENSOR_ALIGN,
             payload_align: PAYLOAD_ALIGN,
             block: BLOCK,
-            world: World { pp: 1, tp: 1, ep: 1, dp: 1 },
+            world: World { pp: 1, tp: 1, ep: 1, dp: 1, moe_tp: None },
+            numbers: checkpoint.config().numbers.clone(),
         },
         ranks: vec![RankEntry {
             coordinate,
@@ -182,7 +219,7 @@ fn write_payload(
 }
 
 /// Writes a file through `write`, syncs it, and returns its length and hash.
-fn write_hashed(
+pub(crate) fn write_hashed(
     path: &Path,
     write: impl FnOnce(&mut Hashed<BufWriter<File>>) -> Result<()>,
 ) -> Result<(u64, blake3::Hash)> {
@@ -195,7 +232,7 @@ fn write_hashed(
     Ok((out.hasher.count(), out.hasher.finalize()))
 }
 
-struct Hashed<W> {
+pub(crate) struct Hashed<W> {
     out: W,
     hasher: blake3::Hasher,
 }
@@ -212,37 +249,10 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// What the source says about itself, and its bytes through the payload's root.
-fn source_hash(checkpoint: &Checkpoint, sources: &[Source], root: &blake3::Hash) -> Result<blake3::Hash> {
-    let mut hasher = crate::image::FieldHasher::new(b"flashboot source, format 1");
-    for (shard, source) in checkpoint.shards().iter().zip(sources) {
-        hasher.field(shard.name.as_bytes());
-        hasher.field(blake3::Hash::as_bytes(&shard.header_hash));
-        let mut trailing = Vec::new();
-        if shard.trailing() > 0 {
-            let start = shard.data_start().saturating_add(shard.data_bytes);
-            trailing = source.bytes_at(start, shard.trailing())?;
-        }
-        hasher.field(&trailing);
-    }
-    if let Some(index) = checkpoint.index() {
-        hasher.field(index.name.as_bytes());
-        let source = index.reopen()?;
-        let mut bytes = blake3::Hasher::new();
-        source.stream(0, source.len(), 1 << 20, |part| {
-            bytes.update(part);
-            Ok(())
-        })?;
-        hasher.field(bytes.finalize().as_bytes());
-    }
-    hasher.field(root.as_bytes());
-    Ok(hasher.finish())
-}
-
 /// The dtype with the most bytes; of several the first in the format's order.
-fn main_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
+pub(crate) fn main_dtype(tensors: &Tensors) -> Option<Dtype> {
     let mut totals = std::collections::BTreeMap::<Dtype, u64>::new();
-    for tensor in checkpoint.tensors().iter() {
+    for tensor in tensors.iter() {
         let total = totals.entry(tensor.dtype).or_default();
         *total = total.saturating_add(tensor.bytes);
     }
@@ -267,7 +277,7 @@ fn table_estimate(checkpoint: &Checkpoint) -> u64 {
 }
 
 /// Whether everything in `dir` is an image's.
-fn is_replaceable(dir: &Path) -> Result<()> {
+pub(crate) fn is_replaceable(dir: &Path) -> Result<()> {
     let refuse = |entry: String| Error::NotReplaceable { path: dir.into(), entry, what: "an image" };
     if !crate::image::is_image(dir)? {
         return Err(refuse("files, but no metadata.json".into()));

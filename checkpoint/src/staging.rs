@@ -22,6 +22,8 @@ pub(crate) struct Staging {
     partial: PathBuf,
     /// Given when there is something to replace: whether all of it is of our making.
     replaced: Option<fn(&Path) -> Result<()>>,
+    /// Whether what was written is kept when it is not published.
+    keep: std::cell::Cell<bool>,
     /// Holds the lock; dropped last.
     _lock: File,
 }
@@ -30,25 +32,40 @@ impl Staging {
     /// Prepares `dest`. An existing one is refused, unless `replaceable` (given when replacing is allowed) finds
     /// that it is of our making.
     pub(crate) fn begin(dest: &Path, replaceable: Option<fn(&Path) -> Result<()>>) -> Result<Self> {
-        let exists = || Error::Exists { path: dest.into() };
-        let name = dest.file_name().ok_or_else(exists)?;
-        let parent = match dest.parent() {
-            Some(parent) if parent != Path::new("") => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
-        let replaced = match (std::fs::symlink_metadata(dest), replaceable) {
-            (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => None,
-            (Err(e), _) => return Err(Error::io("stat", dest, &e)),
-            (Ok(meta), Some(check)) if meta.is_dir() => {
-                check(dest)?;
-                Some(check)
-            }
-            (Ok(_), _) => return Err(exists()),
-        };
-        let prefix = prefix(&name.to_string_lossy());
-        remove_leavings(&parent, &prefix)?;
+        let (parent, prefix, replaced) = prepare(dest, replaceable)?;
+        remove_leavings(&parent, &prefix, None)?;
         let (partial, lock) = make_locked(&parent, &prefix)?;
-        Ok(Self { dest: dest.into(), parent, partial, replaced, _lock: lock })
+        let keep = std::cell::Cell::new(false);
+        Ok(Self { dest: dest.into(), parent, partial, replaced, keep, _lock: lock })
+    }
+
+    /// Prepares `dest` in a directory whose name says by `key` (16 hexadecimal digits) what is being made, so that
+    /// another call may go on. With `resume` what a dead writer of the same left is taken over, and is kept again if
+    /// it is not published; without, it begins empty and is removed.
+    pub(crate) fn resumable(
+        dest: &Path,
+        replaceable: Option<fn(&Path) -> Result<()>>,
+        key: &str,
+        resume: bool,
+    ) -> Result<Self> {
+        let (parent, prefix, replaced) = prepare(dest, replaceable)?;
+        let named = parent.join(format!("{prefix}{key}"));
+        remove_leavings(&parent, &prefix, resume.then_some(named.as_path()))?;
+        let made = match std::fs::create_dir(&named) {
+            // Its name can be guessed: in a directory that others write to, it and what it links to may be theirs.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                lock(&named).filter(|dir| resume && is_ours(dir))
+            }
+            Err(e) => return Err(Error::io("mkdir", &named, &e)),
+            Ok(()) => lock(&named),
+        };
+        let (partial, lock) = match made {
+            Some(lock) => (named, lock),
+            // A live writer makes the same, or somebody else made it: it is not disturbed.
+            None => make_locked(&parent, &prefix)?,
+        };
+        let keep = std::cell::Cell::new(resume);
+        Ok(Self { dest: dest.into(), parent, partial, replaced, keep, _lock: lock })
     }
 
     /// Where to write.
@@ -101,6 +118,7 @@ impl Staging {
             Err(Errno::EXIST | Errno::NOTEMPTY) => return Err(Error::Exists { path: self.dest.clone() }),
             Err(e) => return Err(Error::io("rename", &self.dest, &e.into())),
         }
+        self.keep.set(false);
         sync_dir(&self.parent)
         // Dropping removes what was replaced, which lies at the partial's name now.
     }
@@ -108,9 +126,34 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        if self.keep.get() {
+            return;
+        }
         // What cannot be removed is removed by the next writer.
         let _ = std::fs::remove_dir_all(&self.partial);
     }
+}
+
+/// What a destination's directory is, how its partials' names begin, and whether there is something to replace.
+type Prepared = (PathBuf, String, Option<fn(&Path) -> Result<()>>);
+
+fn prepare(dest: &Path, replaceable: Option<fn(&Path) -> Result<()>>) -> Result<Prepared> {
+    let exists = || Error::Exists { path: dest.into() };
+    let name = dest.file_name().ok_or_else(exists)?;
+    let parent = match dest.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let replaced = match (std::fs::symlink_metadata(dest), replaceable) {
+        (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => None,
+        (Err(e), _) => return Err(Error::io("stat", dest, &e)),
+        (Ok(meta), Some(check)) if meta.is_dir() => {
+            check(dest)?;
+            Some(check)
+        }
+        (Ok(_), _) => return Err(exists()),
+    };
+    Ok((parent, prefix(&name.to_string_lossy()), replaced))
 }
 
 /// How the names of partials of `name` begin: a long name is shortened, so that theirs are no longer than a file
@@ -168,25 +211,39 @@ fn make_locked(parent: &Path, prefix: &str) -> Result<(PathBuf, File)> {
             Err(e) => return Err(Error::io("mkdir", &path, &e)),
         }
         // Another writer may take it for a dead one's between mkdir and lock; then it is gone, and we try again.
-        let Ok(dir) = open_dir(&path) else { continue };
-        // Any other failure is a file system without locks on directories: nobody can lock, so nobody removes.
-        if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-            continue;
-        }
-        let same = |there: std::fs::Metadata| dir.metadata().is_ok_and(|m| m.ino() == there.ino());
-        if std::fs::symlink_metadata(&path).is_ok_and(same) {
+        if let Some(dir) = lock(&path) {
             return Ok((path, dir));
         }
     }
 }
 
-/// Removes what writers to the same destination left when they were killed; a live one holds its lock.
-fn remove_leavings(parent: &Path, prefix: &str) -> Result<()> {
+/// Locks the directory `path`, unless somebody else has it or it is gone by then.
+fn lock(path: &Path) -> Option<File> {
+    let dir = open_dir(path).ok()?;
+    // Any other failure is a file system without locks on directories: nobody can lock, so nobody removes.
+    if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        return None;
+    }
+    let same = |there: std::fs::Metadata| dir.metadata().is_ok_and(|m| m.ino() == there.ino());
+    std::fs::symlink_metadata(path).is_ok_and(same).then_some(dir)
+}
+
+/// Whether only this user could put anything into a directory.
+fn is_ours(dir: &File) -> bool {
+    dir.metadata().is_ok_and(|m| m.uid() == rustix::process::geteuid().as_raw() && m.mode() & 0o002 == 0)
+}
+
+/// Removes what writers to the same destination left when they were killed, all of it `but` one directory; a live one
+/// holds its lock.
+fn remove_leavings(parent: &Path, prefix: &str, but: Option<&Path>) -> Result<()> {
     for entry in std::fs::read_dir(parent).map_err(|e| Error::io("readdir", parent, &e))? {
         let entry = entry.map_err(|e| Error::io("readdir", parent, &e))?;
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix));
         if !random.is_some_and(|r| r.len() == 16 && r.bytes().all(|b| b.is_ascii_hexdigit())) {
+            continue;
+        }
+        if but == Some(entry.path().as_path()) {
             continue;
         }
         if let Ok(dir) = open_dir(&entry.path())

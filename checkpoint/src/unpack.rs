@@ -47,30 +47,41 @@ pub fn unpack(
     progress: &dyn Progress,
 ) -> Result<UnpackReport> {
     let refuse = |reason: String| Error::NotUnpackable { dir: image.dir().into(), reason };
-    let [rank] = image.ranks() else {
-        return Err(refuse(format!(
-            "it has {} ranks, only an unsplit model can be unpacked",
-            image.ranks().len()
-        )));
-    };
+    let Some(rank) = image.ranks().first() else { return Err(refuse("it has no ranks".into())) };
     let stage = image.metadata().fingerprint.stage;
     if stage != Stage::Sliced {
-        return Err(refuse(format!("its stage is {stage:?}, which is not the checkpoint's own bytes")));
+        let why = match stage {
+            Stage::EngineParams => "its stage is engine-params: reshard it without --target, and unpack that",
+            _ => {
+                "its stage is kernel-ready, which is not the checkpoint's own bytes: pack it from the checkpoint"
+            }
+        };
+        return Err(refuse(why.into()));
     }
     let table = &*rank.table;
-    check_complete(image.dir(), table)?;
+    let split = image.ranks().len() > 1 || table.iter().any(|t| !t.parts.is_empty());
+    if !split {
+        check_complete(image.dir(), table)?;
+    }
     let staging = Staging::begin(dest, options.replace.then_some(is_replaceable))?;
     let needed = table.sources().iter().fold(table.index().map_or(0, |(_, b)| b.len() as u64), |sum, s| {
         sum.saturating_add(file_len(s.header.len() as u64, s.data_bytes, s.trailing.len() as u64))
     });
     staging.check_space(needed)?;
-    let written = write_files(&staging, rank, options, progress);
+    let mut tensors = table.len() as u64;
+    let written = if split {
+        let outs = || Outs::create(staging.dir(), table);
+        crate::ranks::unpack_ranks(image, staging.dir(), outs, options.workers, progress).map(|n| tensors = n)
+    } else {
+        write_files(&staging, rank, options, progress)
+    };
+    let written = written.and_then(|()| write_index(&staging, table));
     written.map_err(|e| staging.explain(e, needed))?;
     staging.publish()?;
     Ok(UnpackReport {
         checkpoint: dest.into(),
         id: image.id().into(),
-        tensors: table.len() as u64,
+        tensors,
         bytes: needed,
         files: table.sources().len() as u64 + u64::from(table.index().is_some()),
     })
@@ -92,7 +103,8 @@ fn check_complete(dir: &Path, table: &RankTable) -> Result<()> {
         for tensor in header.tensors.iter() {
             let packed = table.find(tensor.name).and_then(|i| table.at(i));
             let same = packed.is_some_and(|p| {
-                p.name == tensor.name
+                p.parts.is_empty()
+                    && p.name == tensor.name
                     && p.dtype == tensor.dtype
                     && p.shape == tensor.shape
                     && (p.source, p.source_offset, p.bytes) == (number, tensor.begin, tensor.bytes)
@@ -119,22 +131,7 @@ fn write_files(
     progress: &dyn Progress,
 ) -> Result<()> {
     let table = &*rank.table;
-    let mut outs = Vec::with_capacity(table.sources().len());
-    for source in table.sources() {
-        let path = staging.dir().join(&source.name);
-        make_parent(&path)?;
-        let create = File::options().write(true).create_new(true).open(&path);
-        let file = create.map_err(|e| Error::io("create", &path, &e))?;
-        let header_len = source.header.len() as u64;
-        reserve(&path, &file, file_len(header_len, source.data_bytes, source.trailing.len() as u64))?;
-        let data_start = header_len.saturating_add(8);
-        let write =
-            |bytes: &[u8], at| file.write_all_at(bytes, at).map_err(|e| Error::io("pwrite", &path, &e));
-        write(&header_len.to_le_bytes(), 0)?;
-        write(&source.header, 8)?;
-        write(&source.trailing, data_start.saturating_add(source.data_bytes))?;
-        outs.push((path, file, data_start));
-    }
+    let outs = Outs::create(staging.dir(), table)?;
     let geometry = geometry(table.payload_bytes())?;
     let payload = DirectFile::open(&rank.path)?;
     let threads = workers(options.workers, PACK_WORKERS);
@@ -149,9 +146,10 @@ fn write_files(
         }
         Ok(())
     })?;
-    for (path, file, _) in &outs {
-        file.sync_all().map_err(|e| Error::io("fsync", path, &e))?;
-    }
+    outs.sync()
+}
+
+fn write_index(staging: &Staging, table: &RankTable) -> Result<()> {
     if let Some((name, bytes)) = table.index() {
         let path = staging.dir().join(name);
         make_parent(&path)?;
@@ -160,13 +158,63 @@ fn write_files(
     Ok(())
 }
 
+/// The safetensors files that are being written: everything but their tensors is there.
+pub(crate) struct Outs {
+    /// Path, file, and where its data begins.
+    files: Vec<(PathBuf, File, u64)>,
+    /// Bytes of each one's tensors.
+    pub(crate) data_bytes: Vec<u64>,
+}
+
+impl Outs {
+    fn create(dir: &Path, table: &RankTable) -> Result<Self> {
+        let mut files = Vec::with_capacity(table.sources().len());
+        for source in table.sources() {
+            let path = dir.join(&source.name);
+            make_parent(&path)?;
+            let create = File::options().read(true).write(true).create_new(true).open(&path);
+            let file = create.map_err(|e| Error::io("create", &path, &e))?;
+            let header_len = source.header.len() as u64;
+            reserve(&path, &file, file_len(header_len, source.data_bytes, source.trailing.len() as u64))?;
+            let data_start = header_len.saturating_add(8);
+            let write =
+                |bytes: &[u8], at| file.write_all_at(bytes, at).map_err(|e| Error::io("pwrite", &path, &e));
+            write(&header_len.to_le_bytes(), 0)?;
+            write(&source.header, 8)?;
+            write(&source.trailing, data_start.saturating_add(source.data_bytes))?;
+            files.push((path, file, data_start));
+        }
+        Ok(Self { files, data_bytes: table.sources().iter().map(|s| s.data_bytes).collect() })
+    }
+
+    /// Writes bytes of a file's tensors, counted from the first byte after its header.
+    pub(crate) fn write(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        let Some((path, file, data_start)) = self.files.get(number) else { return Ok(()) };
+        let at = data_start.saturating_add(at);
+        file.write_all_at(bytes, at).map_err(|e| Error::io("pwrite", path, &e))
+    }
+
+    /// Reads such bytes back.
+    pub(crate) fn read(&self, number: usize, at: u64, into: &mut [u8]) -> Result<()> {
+        let Some((path, file, data_start)) = self.files.get(number) else { return Ok(()) };
+        file.read_exact_at(into, data_start.saturating_add(at)).map_err(|e| Error::io("pread", path, &e))
+    }
+
+    /// Waits until all of it is on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.files
+            .iter()
+            .try_for_each(|(path, file, _)| file.sync_all().map_err(|e| Error::io("fsync", path, &e)))
+    }
+}
+
 fn make_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
     std::fs::create_dir_all(parent).map_err(|e| Error::io("mkdir", parent, &e))
 }
 
 /// Writes the parts of tensors that lie in `range` of the payload to their files.
-fn scatter(table: &RankTable, range: ByteRange, bytes: &[u8], outs: &[(PathBuf, File, u64)]) -> Result<()> {
+fn scatter(table: &RankTable, range: ByteRange, bytes: &[u8], outs: &Outs) -> Result<()> {
     // Tensors are in payload order: the first that ends past the range's start.
     let (mut low, mut high) = (0, table.len());
     while low < high {
@@ -183,13 +231,8 @@ fn scatter(table: &RankTable, range: ByteRange, bytes: &[u8], outs: &[(PathBuf, 
         let from = tensor.offset.max(range.start);
         let to = tensor.offset.saturating_add(tensor.bytes).min(range.end);
         let index = |at: u64| usize::try_from(at.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let (Some(part), Some((path, file, data_start))) =
-            (bytes.get(index(from)..index(to)), outs.get(tensor.source))
-        else {
-            continue;
-        };
-        let at = data_start.saturating_add(tensor.source_offset).saturating_add(from - tensor.offset);
-        file.write_all_at(part, at).map_err(|e| Error::io("pwrite", path, &e))?;
+        let Some(part) = bytes.get(index(from)..index(to)) else { continue };
+        outs.write(tensor.source, tensor.source_offset.saturating_add(from - tensor.offset), part)?;
     }
     Ok(())
 }

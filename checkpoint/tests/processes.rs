@@ -6,14 +6,16 @@
 mod support;
 
 use flashboot_checkpoint::{
-    Error, Image, OpenOptions, PackOptions, UnpackOptions, VerifyOptions, inspect, pack, unpack, verify,
+    Error, Image, LayoutOptions, OpenOptions, PackOptions, Parallel, UnpackOptions, VerifyOptions, inspect,
+    pack, pack_ranks, unpack, verify,
 };
-use flashboot_core::{Dtype, Kind};
+use flashboot_core::{ByteSize, Dtype, Kind};
 use libtest_mimic::{Arguments, Trial};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use support::models::{Sizes, llama};
 use support::{file, names, open, packed, sharded, small_moe, tensor};
 use tempfile::TempDir;
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
                 unpack(&image, &dir.join("b"), &UnpackOptions::default(), &()).unwrap();
             }
             "without-permission" => without_permission(dir),
+            "pack-ranks" => pack_ranks_to_the_half(dir),
             "on-a-full-disk" => on_a_full_disk(dir),
             other => panic!("no child {other}"),
         }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     };
     let trials = vec![
         trial("a_killed_pack_leaves_a_whole_image_or_none", "", true, killed_packs),
+        trial("a_killed_pack_of_many_ranks_is_gone_on_from", "", true, killed_ranks),
         trial("a_killed_replacement_leaves_the_old_image_or_the_new", "", true, killed_replacements),
         trial("a_killed_unpack_leaves_a_whole_checkpoint_or_none", "", true, killed_unpacks),
         trial("eacces_is_a_permission_and_not_a_missing_file", "setpriv to become nobody", refusable, eacces),
@@ -151,6 +155,52 @@ fn killed_packs() {
     let dir = TempDir::new().unwrap();
     big_model(dir.path());
     kill_rounds(dir.path(), "pack", "i", false, whole_image(dir.path()));
+}
+
+/// What the child and its parent pack alike.
+fn two_ranks() -> (LayoutOptions, PackOptions) {
+    let parallel = Parallel { tp: 2, ..Parallel::default() };
+    let options = PackOptions { resume: true, sync_every: ByteSize::mib(1), ..PackOptions::default() };
+    (LayoutOptions { parallel, ..LayoutOptions::default() }, options)
+}
+
+fn killed_ranks() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let sizes = Sizes { hidden: 1024, mlp: 2048, vocab: 4096, ..Sizes::default() };
+    llama(&sizes).write(&at("m"), 2);
+    let mut child = start("pack-ranks", dir.path());
+    let begun = Instant::now();
+    while !at("half").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the child does not get to the half");
+        assert!(child.try_wait().unwrap().is_none(), "the child has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!at("i").exists() && names(dir.path()).iter().any(|n| n.contains(".partial-")));
+    let (layout, options) = two_ranks();
+    let checkpoint = open(&at("m")).unwrap();
+    let went_on = pack_ranks(&checkpoint, &at("i"), &layout, &options, &()).unwrap();
+    assert!(went_on.resumed > 0, "{went_on:?}");
+    let fresh = PackOptions::default();
+    pack_ranks(&checkpoint, &at("whole"), &layout, &fresh, &()).unwrap();
+    assert!(support::tree(&at("i")) == support::tree(&at("whole")));
+    assert!(!names(dir.path()).iter().any(|n| n.contains(".partial-")));
+}
+
+/// The child's part: packs to the half, says so and waits to be killed.
+fn pack_ranks_to_the_half(dir: &Path) {
+    let (layout, options) = two_ranks();
+    let wait = |done: u64, total: u64| {
+        if done * 2 > total {
+            // What was handed to the writers by now is written meanwhile.
+            std::thread::sleep(Duration::from_millis(300));
+            std::fs::write(dir.join("half"), "").unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    };
+    pack_ranks(&open(&dir.join("m")).unwrap(), &dir.join("i"), &layout, &options, &wait).unwrap();
 }
 
 fn killed_replacements() {

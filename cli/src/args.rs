@@ -70,8 +70,12 @@ impl Global {
 pub(crate) enum Verb {
     /// Show it all on a real model: pack, verify, replicate to 4 processes by chain and by star, unpack
     Demo(verbs::demo::DemoArgs),
-    /// Pack a checkpoint into an image
+    /// Say what loading a checkpoint costs each rank of a layout, from its headers alone
+    Plan(verbs::plan::PlanArgs),
+    /// Pack a checkpoint into an image, for one rank or for every rank of a layout
     Pack(verbs::pack::PackArgs),
+    /// Make an image of another layout out of an image
+    Reshard(verbs::reshard::ReshardArgs),
     /// Turn an image back into its checkpoint, bit for bit
     Unpack(verbs::unpack::UnpackArgs),
     /// Say what a checkpoint or an image holds

@@ -135,7 +135,7 @@ impl Settings {
 
     /// Bounds that types do not have.
     fn check(&self) -> Result<(), Failure> {
-        let Config { replicate, memory, tcp, .. } = &self.config;
+        let Config { replicate, memory, tcp, rdma, .. } = &self.config;
         let bounds = [
             ("replicate.clones", Some(replicate.clones), MOST_CLONES),
             ("replicate.depth", Some(replicate.depth), 64),
@@ -143,6 +143,8 @@ impl Settings {
             ("replicate.tree_fanout", Some(replicate.tree_fanout), MOST_CLONES),
             ("memory.threads", memory.threads, 1024),
             ("tcp.connections", Some(tcp.connections), 64),
+            ("rdma.max_rails", Some(rdma.max_rails), 16),
+            ("rdma.outstanding", Some(rdma.outstanding.into()), 255),
         ];
         for (key, value, most) in bounds {
             if value.is_some_and(|value| value == 0 || value > most) {

@@ -5,8 +5,15 @@
 mod common;
 
 use common::{Place, object, said, stand_in::Driver};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 fn bench(place: &Place, driver: Option<&Driver>, args: &[&str]) -> (i32, Value) {
     let all = [&["bench"], args, &["--json"]].concat();
@@ -127,11 +134,99 @@ fn chains_stars_rings_and_imports_are_measured_to_the_last_rank() {
     assert_eq!(report["nccl"].is_null(), report["nccl_missing"].is_string());
 
     let report = run(&["setup", "--device", "cuda:0", "--sizes", "16MiB", "--repeats", "2"]);
+    positive(&report["stages"][0], "seed_export_ms");
     let clone = &report["stages"][0]["clones"][0];
     assert!(clone["map_ms"].as_f64().unwrap() >= clone["driver_ms"].as_f64().unwrap(), "{clone}");
 
     let report = run(&["hash", "--device", "cuda:1", "--sizes", "16MiB", "--repeats", "2"]);
     positive(&report["hashes"][0], "bytes_per_s");
+}
+
+#[test]
+fn ranks_wait_for_stages_that_are_not_theirs() {
+    let place = Place::new();
+    let args = |clones, repeats| {
+        [
+            "bench",
+            "topology",
+            "--device",
+            "host",
+            "--size",
+            "1MiB",
+            "--repeats",
+            repeats,
+            "--clones",
+            clones,
+            "--json",
+        ]
+    };
+    // The last rank has no part in the second half, and nobody shall think that it died.
+    let report = object(&place.flashboot(&args("3,1", "2")).output().unwrap());
+    assert_eq!(report["stages"].as_array().map(Vec::len), Some(4), "{report}");
+    // Its part comes later than its set-up may take.
+    let mut command = place.flashboot(&args("1,3", "200"));
+    let output = command.env("FLASHBOOT_REPLICATE__SETUP_TIMEOUT", "4s").output().unwrap();
+    let report = object(&output);
+    assert_eq!(report["stages"].as_array().map(Vec::len), Some(4), "{report}");
+}
+
+/// A `python3` that does this, before every other.
+fn python(place: &Place, script: &str) -> String {
+    let bin = place.path("bin");
+    fs::create_dir_all(&bin).unwrap();
+    fs::write(bin.join("python3"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(bin.join("python3"), Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())
+}
+
+const VS_NCCL: [&str; 10] =
+    ["bench", "copy", "--device", "cuda:0,1", "--sizes", "1MiB", "--repeats", "1", "--vs", "nccl"];
+
+#[test]
+fn a_rank_of_nccl_that_fails_is_told_without_waiting_for_the_others() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    // Arguments: -c SCRIPT RANK …
+    let path = python(&place, "[ \"$3\" = 1 ] && { echo no NCCL here >&2; exit 1; }; exec sleep 200");
+    let mut command = driver.on(place.flashboot(&[&VS_NCCL[..], &["--json"]].concat()));
+    let began = Instant::now();
+    let report = object(&command.env("PATH", path).output().unwrap());
+    assert!(report["nccl_missing"].as_str().is_some_and(|why| why.contains("no NCCL here")), "{report}");
+    assert!(began.elapsed() < Duration::from_secs(100), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_signal_ends_it_while_nccl_is_measured_too() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let started = place.path("started");
+    let path = python(&place, &format!("echo $$ >> {}; exec sleep 200", started.display()));
+    let mut command = driver.on(place.flashboot(&[&VS_NCCL[..], &["--json"]].concat()));
+    command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let bench = command.spawn().unwrap();
+    let began = Instant::now();
+    let pids = loop {
+        let pids = fs::read_to_string(&started).unwrap_or_default();
+        if pids.lines().count() == 2 {
+            break pids;
+        }
+        assert!(began.elapsed() < Duration::from_secs(100), "NCCL's ranks were not started");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let asked = Instant::now();
+    let pid = Pid::from_raw(bench.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let output = bench.wait_with_output().unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(100), "{:?}", asked.elapsed());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(object(&output)["error"]["kind"], "cancelled");
+    while pids
+        .lines()
+        .any(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.contains("200")))
+    {
+        assert!(asked.elapsed() < Duration::from_secs(100), "NCCL's ranks live on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -152,6 +247,10 @@ fn what_cannot_be_measured_is_refused() {
         &["gather", "--nodes", "1"],
         &["copy", "--vs", "mpi"],
         &["hash", "--device", "host"],
+        &["topology", "--device", "host", "--clones", "0"],
+        &["chunk", "--device", "host", "--clones", "0"],
+        &["chunk", "--device", "host", "--chunks", "17MiB"],
+        &["copy", "--device", "host", "--chunk", "17MiB"],
     ] {
         let (exit, report) = bench(&place, None, args);
         assert_eq!(exit, 2, "{args:?}: {report}");

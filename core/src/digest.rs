@@ -55,6 +55,18 @@ impl<'de> serde::Deserialize<'de> for BlockDigest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece([u8; 32]);
 
+impl Piece {
+    /// The value, to be written down while a payload is being made.
+    pub fn to_bytes(self) -> [u8; 32] {
+        self.0
+    }
+
+    /// A value that [`Piece::to_bytes`] gave.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
 /// Hashes the subtree `bytes` at `offset` of a payload of `payload` bytes.
 ///
 /// `offset` must be a multiple of the subtree's full size, a power of two of at least 1024; a subtree that is

@@ -87,7 +87,19 @@ impl Layout {
             let (a, b) = (at(a), at(b));
             a.place.cmp(&b.place).then_with(|| natural_order(a.name, b.name))
         });
-        let mut offsets = vec![0; count];
+        Self::place(order, &spec)
+    }
+
+    /// Places specs that are in the payload's order already, as those of one rank are when all ranks' were sorted
+    /// together.
+    pub fn in_order<'a>(count: usize, spec: impl Fn(usize) -> Spec<'a>) -> Result<Self, LayoutError> {
+        let count32 = u32::try_from(count).map_err(|_| LayoutError::TooMany(count))?;
+        Self::place((0..count32).collect(), &spec)
+    }
+
+    fn place<'a>(order: Vec<u32>, spec: &impl Fn(usize) -> Spec<'a>) -> Result<Self, LayoutError> {
+        let at = |i: u32| spec(i as usize);
+        let mut offsets = vec![0; order.len()];
         let (mut end, mut separator) = (0u64, None);
         for &index in &order {
             let Spec { name, bytes, place } = at(index);

@@ -107,6 +107,7 @@ api! {
     mem_unmap = "cuMemUnmap": fn(DevicePtr, usize);
     set_access = "cuMemSetAccess": fn(DevicePtr, usize, *const AccessDesc, usize);
     handle_for_range = "cuMemGetHandleForAddressRange": fn(*mut c_void, DevicePtr, usize, c_uint, c_ulonglong);
+    flush_nic_writes = "cuFlushGPUDirectRDMAWrites": fn(c_uint, c_uint);
     stream_create = "cuStreamCreate": fn(*mut Opaque, c_uint);
     stream_destroy = "cuStreamDestroy_v2": fn(Opaque);
     stream_synchronize = "cuStreamSynchronize": fn(Opaque);

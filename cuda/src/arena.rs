@@ -29,6 +29,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES`: no flush is ever needed.
+const ORDERED_FOR_ALL: i32 = 200;
+
 /// Bytes hashed at once: what fits a part of the scratch memory.
 const DIGESTS_AT_ONCE: u64 = 2 << 30;
 
@@ -208,6 +211,16 @@ impl CudaArena {
                 .with_remedy("use the open kernel modules on Linux 5.12 or later, or nvidia-peermem"));
         }
         self.mapping.dma_buf()
+    }
+
+    /// Makes what a NIC has written to this GPU's memory visible to every GPU. Without it a kernel or a copy engine may still
+    /// read the old bytes, although the NIC has reported its end. Does nothing where the hardware keeps that order by
+    /// itself. Never run on hardware.
+    pub fn settle_nic_writes(&self) -> Result<()> {
+        if self.context().device().nic_writes_ordered()? >= ORDERED_FOR_ALL {
+            return Ok(());
+        }
+        self.context().call(|ops| ops.flush_nic_writes())
     }
 
     /// The values of the blocks of `range`, found on the GPU, or through the host where the kernel does not work.

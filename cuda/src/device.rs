@@ -21,6 +21,7 @@ mod attribute {
     pub(super) const VIRTUAL_MEMORY_MANAGEMENT: u32 = 102;
     pub(super) const POSIX_FD: u32 = 103;
     pub(super) const GPU_DIRECT_RDMA_WITH_VMM: u32 = 110;
+    pub(super) const NIC_WRITES_ORDERING: u32 = 118;
     pub(super) const DMA_BUF: u32 = 124;
     pub(super) const FABRIC: u32 = 128;
 }
@@ -120,6 +121,11 @@ impl Device {
             },
         };
         Ok(Self { ops: Arc::clone(ops), ordinal, identity: Arc::new(identity) })
+    }
+
+    /// For whom what a NIC writes to this GPU's memory is ordered: 0 nobody, 100 this GPU, 200 every one.
+    pub(crate) fn nic_writes_ordered(&self) -> Result<i32> {
+        Ok(self.ops.device_attribute(self.ordinal, attribute::NIC_WRITES_ORDERING)?)
     }
 
     /// As the driver names the product.

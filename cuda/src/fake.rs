@@ -515,6 +515,9 @@ impl Ops for Fake {
         self.enter("cuMemHostRegister", true)?.registered.insert(at.addr());
         Ok(())
     }
+    fn flush_nic_writes(&self) -> Call<()> {
+        self.enter("cuFlushGPUDirectRDMAWrites", true).map(drop)
+    }
     fn host_unregister(&self, at: *mut u8) -> Call<()> {
         self.end("cuMemHostUnregister", |s| s.registered.remove(&at.addr()))
     }

@@ -40,6 +40,8 @@ const GRANULARITY_RECOMMENDED: u32 = 1;
 const ACCESS_READ: u32 = 1;
 const ACCESS_READ_WRITE: u32 = 3;
 const DMA_BUF_FD: u32 = 1;
+const FLUSH_CURRENT_CONTEXT: u32 = 0;
+const FLUSH_TO_ALL_DEVICES: u32 = 200;
 const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
@@ -134,6 +136,8 @@ pub(crate) trait Ops: Send + Sync + fmt::Debug {
     fn mem_unmap(&self, at: DevicePtr, size: u64) -> Call<()>;
     fn set_access(&self, at: DevicePtr, size: u64, device: Ordinal, access: Access) -> Call<()>;
     fn dma_buf(&self, at: DevicePtr, size: u64) -> Call<OwnedFd>;
+    /// Makes what NICs have written to the current context's memory visible to every GPU.
+    fn flush_nic_writes(&self) -> Call<()>;
     fn stream_create(&self) -> Call<Object>;
     fn stream_destroy(&self, stream: Object) -> Call<()>;
     fn stream_synchronize(&self, stream: Object) -> Call<()>;
@@ -373,6 +377,10 @@ impl Ops for Real {
         cu!(self, handle_for_range, "cuMemGetHandleForAddressRange", out, at, size as usize, DMA_BUF_FD, 0)?;
         // SAFETY: the driver made this descriptor for the caller, who owns it now.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn flush_nic_writes(&self) -> Call<()> {
+        cu!(self, flush_nic_writes, "cuFlushGPUDirectRDMAWrites", FLUSH_CURRENT_CONTEXT, FLUSH_TO_ALL_DEVICES)
     }
 
     fn stream_create(&self) -> Call<Object> {

@@ -78,6 +78,11 @@ impl CudaOwned {
         })
     }
 
+    /// As [`CudaArena::settle_nic_writes`], for a NIC that has written the range.
+    pub fn settle_nic_writes(&self) -> Result<()> {
+        self.arena.settle_nic_writes()
+    }
+
     /// The values of the blocks of the owned range, found on the GPU, or through the host where the kernel does not work.
     /// Blocks until they are there. Whatever is still being copied into the range is not waited for.
     ///

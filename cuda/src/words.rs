@@ -43,9 +43,10 @@ impl Line {
         if self.used == 0 {
             return Ok(());
         }
-        let done = self.stream.synchronize();
+        // Refused, the slots may still be read from: they stay used.
+        self.stream.synchronize()?;
         self.used = 0;
-        done
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 //! A face merges its sources (defaults, file, environment, flags) into one [`Config`]; nothing here knows where
 //! a value came from.
 
-use crate::network::{Network, Security, Tcp};
+use crate::network::{Network, Rdma, Security, Tcp};
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -24,6 +24,8 @@ pub struct Config {
     pub replicate: Replicate,
     /// The `tcp` transport.
     pub tcp: Tcp,
+    /// The `rdma` transport.
+    pub rdma: Rdma,
     /// What protects channels between hosts.
     pub security: Security,
 }
@@ -31,7 +33,7 @@ pub struct Config {
 impl Config {
     /// Everything about the network.
     pub fn network(&self) -> Network {
-        Network { tcp: self.tcp.clone(), security: self.security.clone() }
+        Network { tcp: self.tcp.clone(), rdma: self.rdma.clone(), security: self.security.clone() }
     }
 }
 

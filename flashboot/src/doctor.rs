@@ -4,6 +4,7 @@
 //! machine without a GPU is a finding.
 
 pub mod peer;
+mod rdma;
 
 use crate::{
     config::{Memory, TRANSPORTS},
@@ -150,6 +151,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
     }
     checks.extend(peers(&devices));
     checks.extend(host());
+    checks.extend(rdma::checks(&request.network, &devices, until).await);
     let mut transports = Vec::new();
     for name in TRANSPORTS.into_iter().filter(|name| *name != TransportName::Mock) {
         let mut memory = Vec::new();

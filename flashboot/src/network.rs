@@ -1,9 +1,12 @@
-//! Settings of what crosses between hosts: the `tcp` transport, and what protects its channels.
+//! Settings of what crosses between hosts: the `tcp` and `rdma` transports, and what protects their channels.
+
+mod rdma;
 
 use crate::config::{NotASetting, duration};
 use flashboot_backend_tcp::TcpConfig;
 use flashboot_channel::{Host, SecurityConfig, TlsPolicy};
 use flashboot_core::ByteSize;
+pub use rdma::Rdma;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, net::IpAddr, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
@@ -13,6 +16,8 @@ use std::{fmt, net::IpAddr, ops::RangeInclusive, path::PathBuf, str::FromStr, ti
 pub struct Network {
     /// The `tcp` transport.
     pub tcp: Tcp,
+    /// The `rdma` transport.
+    pub rdma: Rdma,
     /// What protects channels.
     pub security: Security,
 }

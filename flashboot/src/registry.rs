@@ -10,11 +10,13 @@ use crate::{
 use async_trait::async_trait;
 use flashboot_backend_imex::{ImexConfig, ImexTransport};
 use flashboot_backend_ipc::{IpcConfig, IpcTransport};
+use flashboot_backend_rdma::{RdmaConfig, RdmaTransport};
 use flashboot_backend_tcp::{TcpConfig, TcpTransport};
 use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Location, Locator, MemoryKind, Mover, Readiness, Result,
     Transport, TransportName, check_served,
 };
+use flashboot_cuda::Device;
 use flashboot_memory::{CopyEngine, CopyEngineConfig};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
@@ -50,6 +52,12 @@ fn ipc(settings: &Settings) -> IpcConfig {
 fn imex(settings: &Settings) -> ImexConfig {
     let config = ImexConfig::default();
     ImexConfig { device: settings.device.clone().unwrap_or_else(|| config.device.clone()), ..config }
+}
+
+fn rdma(settings: &Settings) -> RdmaConfig {
+    // Which of the host's NICs are near; without a GPU's address, by the memory's node.
+    let pci = settings.device.as_deref().and_then(|device| Device::find(device).ok());
+    settings.network.rdma(pci.map(|device| device.pci_address().to_owned()), settings.memory.numa_node)
 }
 
 fn tcp(settings: &Settings) -> TcpConfig {
@@ -129,6 +137,7 @@ impl Registry {
         let mut registry = Self::default();
         registry.register(ImexTransport::new(imex(settings)), imex);
         registry.register(IpcTransport::new(ipc(settings)).with_engine(engine), ipc);
+        registry.register(RdmaTransport::new(rdma(settings)), rdma);
         registry.register(TcpTransport::new(tcp(settings)), tcp);
         Ok(registry)
     }

@@ -1,4 +1,5 @@
-//! A tensor table that is accepted keeps every tensor inside its payload, and apart from the others; nothing panics.
+//! A tensor table that is accepted keeps every tensor inside its payload, and apart from the others, and every part
+//! inside its tensor and its source; nothing panics.
 #![no_main]
 
 use flashboot_checkpoint::RankTable;
@@ -13,6 +14,10 @@ fuzz_target!(|data: &[u8]| {
         let end = tensor.offset.checked_add(tensor.bytes).expect("within u64");
         assert!(end <= table.payload_bytes(), "{} ends at {end}", tensor.name);
         ranges.push((tensor.offset, end));
+        for part in tensor.parts {
+            let data = table.sources()[part.source as usize].data_bytes;
+            assert!(part.is_sound() && part.at_end() <= Some(tensor.bytes) && part.from_end() <= Some(data));
+        }
     }
     ranges.retain(|(begin, end)| begin < end);
     ranges.sort_unstable();

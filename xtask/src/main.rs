@@ -10,6 +10,7 @@ mod dependencies;
 mod fix;
 mod hygiene;
 mod ptx;
+mod rdma_vm;
 mod shell;
 mod stage;
 mod test;
@@ -37,6 +38,8 @@ enum Verb {
     Fix,
     /// The whole suite; sets up what it needs outside the clone
     Test(test::Args),
+    /// The rdma tests on soft-RoCE, in a virtual machine made of Debian's packages
+    RdmaVm(rdma_vm::Args),
     /// Run the benches that exist and write docs/results/foundation.md
     Bench,
     /// Compile the hash kernel anew: cuda/kernels/blake3.ptx from blake3.cu
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Verb::Verify => verify::all(&workspace),
         Verb::Fix => fix::run(&workspace),
         Verb::Test(args) => test::run(&workspace, &args),
+        Verb::RdmaVm(args) => rdma_vm::run(&workspace, &args),
         Verb::Bench => bench::run(&workspace),
         Verb::Ptx => ptx::run(&workspace),
     });

@@ -4,7 +4,7 @@
 //! Every stage is timed. What cannot run here is shown as skipped with its reason. The last line is
 //! `N passed, N failed, N skipped`, counting stages.
 
-mod cache;
+pub(crate) mod cache;
 mod debian;
 mod fuzz;
 mod ignored;
@@ -12,7 +12,7 @@ pub(crate) mod python;
 mod stand_in;
 
 use crate::{
-    ptx, shell,
+    ptx, rdma_vm, shell,
     stage::{Outcome, Stages},
     verify,
     workspace::Workspace,
@@ -21,10 +21,16 @@ use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 
 const MODELS: &str = "reference models";
+const SHARDS: &str = "reference shards";
+const ENGINES: &str = "reference parameters";
 const DEMO: &str = "demo";
 
 /// Where the tests find the reference models.
 const MODELS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS";
+/// Where they find those that transformers sharded.
+const SHARDS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
+/// Where they find what vLLM's parameter classes loaded.
+const ENGINES_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_ENGINES";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -45,9 +51,16 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         Ok(Outcome::Passed)
     });
     stages.run("iproute2", debian::iproute2);
-    let models = prepare_models(workspace, python.as_deref(), &mut stages);
-    run_tests(workspace, models.as_deref(), args.bless_ignored, &mut stages);
+    let models =
+        prepare(MODELS, &mut stages, || python::reference_models(workspace, needed(python.as_deref())?));
+    let shards =
+        prepare(SHARDS, &mut stages, || python::parallel_references(workspace, needed(python.as_deref())?));
+    let engines =
+        prepare(ENGINES, &mut stages, || python::engine_references(workspace, needed(python.as_deref())?));
+    let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards), (ENGINES_VARIABLE, engines)];
+    run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
+    stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));
@@ -69,26 +82,28 @@ fn needed(python: Option<&Path>) -> Result<&Path> {
     python.context("there is no Python environment to do it with")
 }
 
-/// The folder of reference models, or `None` when a stage has said why there is none.
-fn prepare_models(workspace: &Workspace, python: Option<&Path>, stages: &mut Stages) -> Option<PathBuf> {
-    let mut models = None;
-    stages.run(MODELS, || {
-        models = Some(python::reference_models(workspace, needed(python)?)?);
+/// A folder that a stage makes, or `None` when the stage has said why there is none.
+fn prepare(stage: &str, stages: &mut Stages, make: impl FnOnce() -> Result<PathBuf>) -> Option<PathBuf> {
+    let mut folder = None;
+    stages.run(stage, || {
+        folder = Some(make()?);
         Ok(Outcome::Passed)
     });
-    models
+    folder
 }
 
 /// `cargo test`, then what it said about ignored cases.
-fn run_tests(workspace: &Workspace, models: Option<&Path>, bless: bool, stages: &mut Stages) {
+fn run_tests(workspace: &Workspace, folders: &[(&str, Option<PathBuf>)], bless: bool, stages: &mut Stages) {
     let mut output = String::new();
     let mut complete = false;
     stages.run("cargo test", || {
         let mut test = workspace.cargo("test --workspace --no-fail-fast");
-        match models {
-            Some(models) => test.env(MODELS_VARIABLE, models),
-            None => test.env_remove(MODELS_VARIABLE),
-        };
+        for (variable, folder) in folders {
+            match folder {
+                Some(folder) => test.env(variable, folder),
+                None => test.env_remove(variable),
+            };
+        }
         (complete, output) = shell::tee(&mut test)?;
         if !complete {
             bail!("cases failed; they are named above");

@@ -77,6 +77,9 @@ pub(super) fn unseal(path: &Path, bytes: &[u8]) -> Result<Metadata> {
     if metadata.id != needed {
         return Err(Error::ImageId { file: path.into(), found: metadata.id, needed });
     }
+    if let Err(problem) = metadata.fingerprint.check() {
+        return Err(Error::NotJson { file: path.into(), detail: problem.into() });
+    }
     Ok(metadata)
 }
 

@@ -1,6 +1,7 @@
 //! `metadata.json`: what an image is made of, and what it may be used for.
 
-use std::{fmt, path::Path};
+use super::fingerprint::Fingerprint;
+use std::{collections::BTreeMap, fmt, path::Path};
 
 /// Which of the models that are served together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -44,36 +45,6 @@ impl fmt::Display for Coordinate {
     }
 }
 
-/// What the bytes are good for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stage {
-    /// A checkpoint's tensors cut for the coordinate; any engine can take them.
-    Sliced,
-    /// An engine's parameters before it post-processed them.
-    EngineParams,
-    /// An engine's parameters after it post-processed them.
-    KernelReady,
-}
-
-/// What must agree before the bytes may be used in place of others.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Fingerprint {
-    /// BLAKE3 over the source's file names, headers and index and the payloads' roots, in hexadecimal.
-    pub source: String,
-    /// The layout's name; [`LayoutInfo::NAME`].
-    pub layout: String,
-    /// What the bytes are good for.
-    pub stage: Stage,
-    /// The dtype that holds the most bytes; empty without tensors.
-    pub dtype: String,
-    /// `quantization_config` of `config.json` as compact JSON with sorted keys.
-    pub quantisation: Option<String>,
-    /// `model_type` of `config.json`.
-    pub model_type: Option<String>,
-}
-
 /// How many ranks there are along each axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -86,6 +57,9 @@ pub struct World {
     pub ep: u32,
     /// Data-parallel ranks.
     pub dp: u32,
+    /// Ranks that share one expert, where that is not `tp * dp / ep`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe_tp: Option<u32>,
 }
 
 /// The rules by which tensors were placed.
@@ -102,6 +76,9 @@ pub struct LayoutInfo {
     pub block: u64,
     /// Ranks along each axis.
     pub world: World,
+    /// The whole numbers of the model's `config.json`, for whoever cuts this image again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub numbers: BTreeMap<String, u64>,
 }
 
 impl LayoutInfo {

@@ -1,17 +1,21 @@
 //! A packed model on disk: image format 1, described for other readers in `docs/image-format.md`.
 
+mod fingerprint;
 mod id;
 mod manifest;
 mod metadata;
+mod origin;
 mod read;
 mod table;
 mod write;
 
+pub use fingerprint::{Engine, Fingerprint, Kernel, Mismatch, Stage};
 pub use id::FORMAT_VERSION;
-pub(crate) use id::{FieldHasher, METADATA, seal};
+pub(crate) use id::{METADATA, seal};
 pub use manifest::Manifest;
-pub use metadata::{Coordinate, Fingerprint, LayoutInfo, Metadata, ModelPart, RankEntry, Stage, World};
+pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
+pub(crate) use origin::TableOrigin;
 pub(crate) use read::is_image;
 pub use read::{Image, RankImage};
 pub use table::{ImageTensor, RankTable, Segment, SourceFile};
-pub(crate) use write::{TableParts, write_table};
+pub(crate) use write::{RowFrom, TableParts, TableRow, write_table};

@@ -5,6 +5,7 @@
 
 use crate::cause::FieldProblem;
 use crate::error::{Error, Result};
+use crate::gather::Gather;
 use crate::tensors::{Tensors, strides};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
@@ -37,10 +38,13 @@ pub struct ImageTensor<'t> {
     pub dtype: Dtype,
     /// Its dimensions.
     pub shape: &'t [u64],
-    /// The number of its source file in [`RankTable::sources`].
+    /// The number of its source file in [`RankTable::sources`]; of a tensor in parts, its first part's.
     pub source: usize,
-    /// Where it begins in that file's data.
+    /// Where it begins in that file's data; of a tensor in parts, where its first part does.
     pub source_offset: u64,
+    /// The parts it was put together from: `source` is a source file's number, `from` counts in that file's data and
+    /// `at` from the tensor's first byte. Empty for a tensor that is whole.
+    pub parts: &'t [Gather],
 }
 
 impl ImageTensor<'_> {
@@ -71,6 +75,9 @@ pub struct RankTable {
     /// `begin` and `shard` of these are source offset and source.
     pub(super) tensors: Tensors,
     pub(super) places: Vec<(u64, Segment)>,
+    /// All tensors' parts, and one past the last of each tensor's.
+    pub(super) parts: Vec<Gather>,
+    pub(super) parts_ends: Vec<usize>,
     pub(super) aliases: Vec<(String, usize)>,
     pub(super) sources: Vec<SourceFile>,
     pub(super) index: Option<(String, Vec<u8>)>,
@@ -115,6 +122,7 @@ impl RankTable {
             shape: tensor.shape,
             source: tensor.shard,
             source_offset: tensor.begin,
+            parts: parts_of(&self.parts, &self.parts_ends, index),
         })
     }
 
@@ -175,9 +183,9 @@ impl RankTable {
         }
         let digests = Digests::new(bytes, block, digests).map_err(|e| not_json(&e))?;
         let sources = read_sources(path, file.sources)?;
-        let TensorMap { tensors, places } = file.tensors;
+        let TensorMap { tensors, places, parts, parts_ends } = file.tensors;
         let mut end = 0;
-        for (tensor, &(offset, segment)) in tensors.iter().zip(&places) {
+        for (number, (tensor, &(offset, segment))) in tensors.iter().zip(&places).enumerate() {
             let needed = |what: String| field(tensor.name, "offset", offset, what);
             if offset < end || !offset.is_multiple_of(TENSOR_ALIGN) {
                 return Err(needed(format!(
@@ -191,6 +199,13 @@ impl RankTable {
             end = offset.saturating_add(tensor.bytes);
             if offset < from || end > to {
                 return Err(needed(format!("{} bytes of it inside {from}..{to}", tensor.bytes)));
+            }
+            let own = parts_of(&parts, &parts_ends, number);
+            if !own.is_empty() {
+                for part in own {
+                    check_part(path, tensor.name, part, tensor.bytes, &sources)?;
+                }
+                continue;
             }
             let Some(source) = sources.get(tensor.shard) else {
                 return Err(field(
@@ -213,8 +228,29 @@ impl RankTable {
                 Some((file, decode(path, "index", &content)?))
             }
         };
-        Ok(Self { separator, digests, tensors, places, aliases, sources, index })
+        Ok(Self { separator, digests, tensors, places, parts, parts_ends, aliases, sources, index })
     }
+}
+
+fn parts_of<'p>(parts: &'p [Gather], ends: &[usize], index: usize) -> &'p [Gather] {
+    let start = index.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
+    let end = ends.get(index).copied().unwrap_or(start);
+    parts.get(start..end).unwrap_or_default()
+}
+
+/// Whether a part lies inside its source's data and its tensor's bytes, its runs apart from one another.
+fn check_part(path: &Path, tensor: &str, part: &Gather, bytes: u64, sources: &[SourceFile]) -> Result<()> {
+    let data = sources.get(part.source as usize).map(|source| source.data_bytes);
+    let inside = |end: Option<u64>, bytes: u64| end.is_some_and(|end| end <= bytes);
+    let sound = part.is_sound() && inside(part.at_end(), bytes);
+    if sound && data.is_some_and(|data| inside(part.from_end(), data)) {
+        return Ok(());
+    }
+    let problem = FieldProblem::Value {
+        found: format!("{part:?}"),
+        needed: format!("runs apart, inside {bytes} bytes of the tensor and inside a source's data"),
+    };
+    Err(Error::Field { file: path.into(), tensor: tensor.into(), field: "parts", problem })
 }
 
 fn check_name(path: &Path, name: &str) -> Result<()> {
@@ -346,14 +382,17 @@ struct RawTensor {
     stride: Vec<u64>,
     dtype: Dtype,
     nbytes: u64,
-    source: u32,
-    source_offset: u64,
+    source: Option<u32>,
+    source_offset: Option<u64>,
+    parts: Option<Vec<[u64; 7]>>,
 }
 
 #[derive(Default)]
 struct TensorMap {
     tensors: Tensors,
     places: Vec<(u64, Segment)>,
+    parts: Vec<Gather>,
+    parts_ends: Vec<usize>,
 }
 
 impl TensorMap {
@@ -366,9 +405,24 @@ impl TensorMap {
         if raw.stride != contiguous {
             return Err(format!("tensor `{name}`: `stride` is {:?}, needed {contiguous:?}", raw.stride));
         }
+        let before = self.parts.len();
+        for &[source, from, at, run, count, from_step, at_step] in raw.parts.iter().flatten() {
+            let source = u32::try_from(source).map_err(|_| format!("tensor `{name}`: no source {source}"))?;
+            self.parts.push(Gather { source, from, at, run, count, from_step, at_step });
+        }
+        let (source, begin) = match (raw.source, raw.source_offset, self.parts.get(before)) {
+            (Some(source), Some(begin), None) if raw.parts.is_none() => (source, begin),
+            (None, None, Some(first)) => (first.source, first.from),
+            // A part of nothing: a tensor without elements, or padding alone.
+            (None, None, None) if raw.parts.is_some() => (0, 0),
+            _ => {
+                let needed = "either `source` and `source_offset` or `parts`";
+                return Err(format!("tensor `{name}`: it must have {needed}"));
+            }
+        };
+        self.parts_ends.push(self.parts.len());
         self.tensors.shapes.extend_from_slice(&raw.shape);
-        let pushed =
-            self.tensors.push_with_shape_in_place(name, raw.dtype, raw.source_offset, raw.nbytes, raw.source);
+        let pushed = self.tensors.push_with_shape_in_place(name, raw.dtype, begin, raw.nbytes, source);
         pushed.map_err(|_| format!("tensor `{name}` is there twice"))?;
         self.places.push((raw.offset, raw.segment));
         Ok(())

@@ -1,6 +1,8 @@
 //! Makes checkpoints to test with. Each test binary uses a part of this.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod models;
+
 use flashboot_checkpoint::{Checkpoint, Image, OpenOptions, PackOptions, pack};
 use flashboot_core::Dtype;
 use std::collections::BTreeMap;
@@ -124,4 +126,28 @@ pub fn names(dir: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// Writes an image's metadata anew with another fingerprint, its id as the format says.
+pub fn restage(image: &Path, change: impl FnOnce(&mut flashboot_checkpoint::Fingerprint)) {
+    let path = image.join("metadata.json");
+    let mut metadata = Image::open(image).unwrap().metadata().clone();
+    change(&mut metadata.fingerprint);
+    metadata.id = "0".repeat(64);
+    let mut text = serde_json::to_string(&metadata).unwrap() + "\n";
+    let mut hasher = blake3::Hasher::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(b"flashboot image id, format 1");
+    field(text.as_bytes());
+    for rank in &metadata.ranks {
+        for hash in [&rank.table_hash, &rank.root] {
+            field(blake3::Hash::from_hex(hash).unwrap().as_bytes());
+        }
+    }
+    let id = hasher.finalize().to_hex();
+    text.replace_range(27..91, &id);
+    std::fs::write(path, text).unwrap();
 }

@@ -12,7 +12,7 @@ use flashboot::{
     },
     config::{Choice, Chunk, Config, Devices},
 };
-use flashboot_core::{ByteSize, Error};
+use flashboot_core::{ByteSize, Error, Kind};
 use plan::{Shapes, Sizes};
 use serde::Serialize;
 use std::{process::ExitCode, time::Duration};
@@ -83,7 +83,7 @@ struct ChunkArgs {
     #[arg(long, default_value = "16MiB..2GiB")]
     chunks: Sizes,
     /// Number of clones
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     clones: u32,
     /// chain or star
     #[arg(long, default_value = "chain", value_parser = ["chain", "star"])]
@@ -101,7 +101,7 @@ struct TopologyArgs {
     #[arg(long, default_value = "8GiB")]
     size: ByteSize,
     /// Numbers of clones
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u32).range(1..))]
     clones: Vec<u32>,
     /// Bytes of one copy, or auto
     #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
@@ -257,7 +257,14 @@ async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Re
     .await?;
     report.stages = measured.iter().map(|measured| measured.figures(counted)).collect();
     if let Some((collective, sizes)) = args.what.rival() {
-        match nccl::measure(collective, &gpus, &sizes.0, common.repeats.max(7), NCCL).await {
+        let stopped =
+            || Error::new(Kind::Cancelled, "bench", "stopped by a signal; NCCL's processes were ended");
+        let measured = tokio::select! {
+            biased;
+            () = interrupt::signalled() => return Err(stopped().into()),
+            measured = nccl::measure(collective, &gpus, &sizes.0, common.repeats.max(7), NCCL) => measured,
+        };
+        match measured {
             Ok(figures) => report.nccl = Some(figures),
             Err(error) => report.nccl_missing = Some(error.to_string()),
         }

@@ -6,8 +6,11 @@ pub(crate) mod demo;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
+pub(crate) mod layout;
 pub(crate) mod pack;
+pub(crate) mod plan;
 pub(crate) mod replicate;
+pub(crate) mod reshard;
 pub(crate) mod service;
 pub(crate) mod unpack;
 pub(crate) mod verify;
@@ -35,6 +38,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
     global.overrides(&mut overrides);
     match &verb {
         Verb::Pack(args) => args.reading.overrides(&mut overrides),
+        Verb::Plan(args) => args.reading.overrides(&mut overrides),
         Verb::Inspect(args) => args.reading.overrides(&mut overrides),
         Verb::Diff(args) => args.reading.overrides(&mut overrides),
         Verb::Replicate(args) => args.overrides(&mut overrides),
@@ -46,13 +50,15 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
     }
     let settings = Settings::load(global.config.as_deref(), &overrides)?;
     logs::install(&settings.config.log)?;
-    if matches!(verb, Verb::Demo(_) | Verb::Pack(_) | Verb::Unpack(_) | Verb::Verify(_)) {
+    if matches!(verb, Verb::Demo(_) | Verb::Pack(_) | Verb::Reshard(_) | Verb::Unpack(_) | Verb::Verify(_)) {
         interrupt::watch();
     }
     let config = &settings.config;
     match verb {
         Verb::Demo(args) => demo::run(&args, config, output),
         Verb::Pack(args) => pack::run(&args, config, output),
+        Verb::Plan(args) => plan::run(&args, config, output),
+        Verb::Reshard(args) => reshard::run(&args, output),
         Verb::Unpack(args) => unpack::run(&args, output),
         Verb::Inspect(args) => inspect::run(&args, config, output),
         Verb::Verify(args) => verify::run(&args, output),

@@ -1,10 +1,11 @@
-//! `flashboot pack CHECKPOINT -o IMAGE`.
+//! `flashboot pack CHECKPOINT -o IMAGE`: for one rank, or for all of a layout.
 
+use super::layout::LayoutArgs;
 use super::{Reading, open_options};
 use crate::{exit::Failure, human, output::Output, progress::Bar};
 use clap::Args;
 use flashboot::config::Config;
-use flashboot_checkpoint::{Checkpoint, PackOptions, PackReport};
+use flashboot_checkpoint::{Checkpoint, LayoutOptions, PackOptions, PackReport, PackedRanks};
 use std::{
     path::PathBuf,
     process::ExitCode,
@@ -21,15 +22,29 @@ pub(crate) struct PackArgs {
     /// Replace an image that is there
     #[arg(long)]
     replace: bool,
+    /// Go on from what a killed pack of the same has written
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    layout: LayoutArgs,
     #[command(flatten)]
     pub(super) reading: Reading,
 }
 
 pub(crate) fn run(args: &PackArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
     let began = Instant::now();
+    let layout = args.layout.options()?;
     let checkpoint = Checkpoint::open(&args.checkpoint, &open_options(config))?;
-    let options = PackOptions { replace: args.replace, ..PackOptions::default() };
+    let options = PackOptions { replace: args.replace, resume: args.resume, ..PackOptions::default() };
     let bar = Bar::new(output, "packing");
+    if layout != LayoutOptions::default() || args.resume {
+        let packed = flashboot_checkpoint::pack_ranks(&checkpoint, &args.output, &layout, &options, &bar)?;
+        drop(bar);
+        let took = began.elapsed();
+        let timed = Timed { report: &packed, ms: took.as_secs_f64() * 1e3 };
+        output.result(&timed, || ranks_line("packed", &packed, took))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let report = flashboot_checkpoint::pack(&checkpoint, &args.output, &options, &bar)?;
     drop(bar);
     let took = began.elapsed();
@@ -55,6 +70,23 @@ pub(super) fn line(report: &PackReport, took: Duration) -> String {
         human::bytes(report.bytes),
         paced(report.bytes, took),
         report.image.display(),
+        short(&report.id),
+    )
+}
+
+pub(super) fn ranks_line(what: &str, packed: &PackedRanks, took: Duration) -> String {
+    let PackedRanks { report, files, resumed } = packed;
+    let notes: String =
+        report.notes.iter().map(|note| format!("note      {}\n", human::plain(note, false))).collect();
+    let kept =
+        if *resumed > 0 { format!(", {} of it before", human::bytes(*resumed)) } else { String::new() };
+    format!(
+        "{what:9} {} in {}, {}{kept}, {}\n          {} (id {})\n{notes}",
+        human::count(report.ranks, "rank"),
+        human::count(*files, "payload"),
+        human::bytes(report.bytes),
+        paced(report.bytes, took),
+        human::plain(&report.image.display().to_string(), false),
         short(&report.id),
     )
 }

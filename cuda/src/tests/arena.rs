@@ -231,6 +231,17 @@ fn a_copy_through_pinned_memory_that_fails_anywhere_leaks_nothing() {
     }
 }
 
+#[test]
+fn what_a_nic_wrote_is_flushed_where_the_hardware_does_not_order_it() {
+    // The stand-in answers 1 to an attribute, which is no order, and 0 to those left out.
+    let fake = Fake::new();
+    let (arena, _) = CudaArena::create_in(&fake.context(), spec(5000), &CudaArenaConfig::default()).unwrap();
+    let owned = arena.own(ByteRange::new(0, 5000)).unwrap();
+    fake.forget_calls();
+    owned.settle_nic_writes().unwrap();
+    assert!(fake.calls().contains(&"cuFlushGPUDirectRDMAWrites"));
+}
+
 /// Words in host memory, and in which order they and the GPU's were written.
 #[derive(Debug)]
 struct HostWords(ControlBlock<Shared>, u32);
@@ -319,6 +330,24 @@ fn words_in_host_memory_keep_step_with_the_gpus() {
     assert_eq!((both(0), both(1)), (seen(2, 0), seen(2, 0)));
     arena.retire();
     assert_eq!((both(0).0.generation, both(0).1.generation), (None, None));
+}
+
+#[test]
+fn a_pinned_word_is_not_written_again_before_its_stream_has_passed() {
+    let fake = Fake::new();
+    let arena = arena(&fake.context(), 1000);
+    arena.begin(Generation::from_random(1));
+    // As many as there are slots, none waited for.
+    (1..=64).for_each(|bytes| arena.publish(ShardId(0), bytes).unwrap());
+    fake.fail_call("cuStreamSynchronize", 0, code::OUT_OF_MEMORY);
+    assert_eq!(arena.publish(ShardId(0), 65).unwrap_err().kind(), Kind::Exhausted);
+    assert!(fake.failed());
+    fake.forget_calls();
+    arena.retire();
+    let calls = fake.calls();
+    let of = |name| calls.iter().position(|call| *call == name).unwrap();
+    assert!(of("cuStreamSynchronize") < of("cuMemcpyHtoDAsync"), "{calls:?}");
+    assert_eq!(arena.publish(ShardId(0), 66).unwrap_err().kind(), Kind::Exhausted, "it is beyond use");
 }
 
 #[test]

@@ -62,6 +62,19 @@ fn a_pull_owns_its_range_until_the_gpu_has_passed_it_whoever_lets_go() {
 }
 
 #[test]
+fn a_pull_that_is_forgotten_near_its_end_is_seen_through_all_the_same() {
+    let fake = Fake::new();
+    let (_source, into, mover) = hop(&fake.context(), 100_000, Arc::new(NotKnown)).unwrap();
+    into.copy_in(0, &[0]).unwrap();
+    std::mem::forget(mover.start(Pull { range: ByteRange::new(0, 100_000), hash: None }).unwrap());
+    let began = Instant::now();
+    while into.copy_in(0, &[1]).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20), "nobody gave the range back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn a_cancelled_pull_that_landed_says_so() {
     let fake = Fake::new();
     let (_source, _into, mover) = hop(&fake.context(), 100_000, Arc::new(NotKnown)).unwrap();

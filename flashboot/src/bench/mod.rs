@@ -5,6 +5,7 @@
 //! are the GPU's own events, host times the host's monotonic clock; [`Figures`] has both, with set-up beside the
 //! transfer and in the total. Every byte is checked in every repeat: by its hash on arrival, or afterwards.
 
+mod ideal;
 mod names;
 pub mod nccl;
 mod parent;

@@ -3,7 +3,10 @@
 use flashboot_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::{net::TcpListener, process::Stdio, time::Duration};
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    process::{Child, Command},
+    time::timeout,
+};
 
 const SCRIPT: &str = include_str!("nccl.py");
 
@@ -57,19 +60,15 @@ pub async fn measure(
         command.env("CUDA_VISIBLE_DEVICES", uuid).stdin(Stdio::null()).kill_on_drop(true);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|e| unavailable(format!("python3: {e}")))?;
-        ranks.push(child.wait_with_output());
+        ranks.push(printed(child));
     }
+    // The first that fails ends the others, who would wait for it.
     let outputs = timeout(limit, futures_util::future::try_join_all(ranks)).await;
-    let outputs = outputs
-        .map_err(|_| Error::new(Kind::Deadline, "nccl", format!("not done within {limit:?}")))?
-        .map_err(|e| unavailable(format!("python3: {e}")))?;
+    let outputs =
+        outputs.map_err(|_| Error::new(Kind::Deadline, "nccl", format!("not done within {limit:?}")))??;
     let mut slowest: Vec<NcclFigures> = Vec::new();
     for output in outputs {
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(unavailable(said.lines().last().unwrap_or("python3 said nothing").to_owned()));
-        }
-        let lines = output.stdout.split(|b| *b == b'\n').filter(|line| line.starts_with(b"{"));
+        let lines = output.split(|b| *b == b'\n').filter(|line| line.starts_with(b"{"));
         for (index, line) in lines.enumerate() {
             let figures: NcclFigures = serde_json::from_slice(line)
                 .map_err(|e| Error::new(Kind::Protocol, "nccl", format!("what its process printed: {e}")))?;
@@ -80,6 +79,16 @@ pub async fn measure(
         }
     }
     Ok(slowest)
+}
+
+/// What a rank printed, once it has succeeded.
+async fn printed(child: Child) -> Result<Vec<u8>> {
+    let output = child.wait_with_output().await.map_err(|e| unavailable(format!("python3: {e}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(unavailable(said.lines().last().unwrap_or("python3 said nothing").to_owned()))
 }
 
 impl NcclFigures {

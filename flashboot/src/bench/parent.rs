@@ -27,13 +27,14 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// `told` hears of every stage when it is measured.
 ///
 /// # Errors
-/// The first that a rank ends in, with who it was; [`Kind::Deadline`]; [`Kind::Cancelled`] when `stop` ends it.
+/// [`Kind::Invalid`] for a plan that cannot be; the first that a rank ends in, with who it was; [`Kind::Deadline`]; [`Kind::Cancelled`] when `stop` ends it.
 pub async fn run(
     plan: &Plan,
     workers: &Workers,
     stop: impl Future<Output = ()>,
     mut told: impl FnMut(&Measured),
 ) -> Result<Vec<Measured>> {
+    plan.stages.iter().try_for_each(|stage| stage.geometry().map(drop))?;
     let directory = Scratch::new(&workers.directory, RUN_PREFIX)
         .map_err(|e| Error::from_io("mkdir", &e, workers.directory.display().to_string()))?;
     let path = directory.path().join("board");

@@ -1,7 +1,10 @@
 //! What is to be measured.
 
 use crate::config::{Memory, Replicate};
-use flashboot_core::schedule::{Rank, Schedule};
+use flashboot_core::{
+    BLOCK, Error, Geometry, Kind, Result,
+    schedule::{Rank, Schedule},
+};
 use serde::{Deserialize, Serialize};
 
 /// Everything that one set of processes measures, in order.
@@ -33,6 +36,21 @@ pub struct Stage {
     /// Whether rank 1 also measures what its GPU allows: one copy, the copies in chunks, the hash; and every rank one copy
     /// while the others copy.
     pub limits: bool,
+}
+
+impl Stage {
+    /// How its payload is cut.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for chunks that are no whole blocks, and for a schedule without a reader.
+    pub fn geometry(&self) -> Result<Geometry> {
+        let invalid = |detail: String| Error::new(Kind::Invalid, "bench", detail);
+        let schedule = self.shape.schedule();
+        if (0..schedule.ranks()).all(|rank| schedule.legs(rank).is_empty()) {
+            return Err(invalid(format!("a {} in which nobody reads", self.shape.name())));
+        }
+        Geometry::new(self.bytes, BLOCK, self.chunk, schedule.shards()).map_err(|e| invalid(e.to_string()))
+    }
 }
 
 /// A schedule that can be sent.

@@ -1,6 +1,6 @@
 //! What one rank measured once, and what many such figures say together. Pure.
 
-use super::plan::{Shape, Stage};
+use super::{ideal, plan::Stage};
 use flashboot_core::{TransportName, schedule::Rank};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
@@ -132,6 +132,8 @@ pub struct Figures {
     pub transport: Option<TransportName>,
     /// Making the seed's arena.
     pub seed_arena_ms: f64,
+    /// Making it readable.
+    pub seed_export_ms: f64,
     /// Release → first clone ready.
     pub first_ms: f64,
     /// Release → last clone ready.
@@ -148,13 +150,14 @@ pub struct Figures {
     pub hash_ms: Option<f64>,
     /// The soonest that everything can have been copied and hashed.
     pub bound_ms: Option<f64>,
-    /// The soonest that the last clone can be done by its schedule, chunk by chunk, at the pace of `raw_together_ms`
-    /// (of `raw_ms` where only one reads); without the hash.
+    /// The soonest that the last clone can be done by its schedule, chunk by chunk, at each rank's own pace beside the others
+    /// while all read, and as its link allows while fewer do; without the hash.
     pub ideal_ms: Option<f64>,
     /// Share of the time in which every hop over a link is at work, its first copy begun and its last not ended, without
     /// a copy of ours under way on it; the worst link's. `None`: there is no such time.
     pub idle: Option<f64>,
-    /// The same, counting hashes as work too.
+    /// The same, counting everything from a copy's begin to the end of its hash as work, what the hash waits for included:
+    /// `idle` less this is time in which copies waited for hashes.
     pub idle_gpu: Option<f64>,
     /// By rank.
     pub clones: Vec<CloneFigures>,
@@ -199,28 +202,14 @@ fn idle(hops: &[Spans]) -> Option<f64> {
     Some((1.0 - covered.as_secs_f64() / whole.as_secs_f64()).max(0.0))
 }
 
-impl Stage {
-    /// How many times as long as one read the whole takes by its schedule at least.
-    fn steps(&self) -> f64 {
-        let schedule = self.shape.schedule();
-        let depth = f64::from(schedule.depth().max(1));
-        match self.shape {
-            // A rank reads a shard a round.
-            Shape::Ring { .. } => depth,
-            _ => {
-                let chunks = self.bytes.div_ceil(self.chunk.max(1)).max(1) as f64;
-                (chunks + depth - 1.0) / chunks
-            }
-        }
-    }
-}
-
 impl Repeat {
-    /// One read of the slowest rank, in milliseconds: while all the others read, or alone.
-    fn pace(&self) -> Option<f64> {
-        let together = self.set_up.iter().filter_map(|set_up| set_up.together).max();
-        let alone = || self.set_up.iter().find_map(|set_up| set_up.limits).map(|limits| limits.copy);
-        together.or_else(alone).map(ms)
+    /// The soonest that the last rank can be done, in milliseconds, by what the GPUs allowed.
+    fn ideal(&self, stage: &Stage, gpu: impl Fn(Rank) -> usize) -> Option<f64> {
+        let alone = self.set_up.iter().find_map(|set_up| set_up.limits).map(|limits| ms(limits.copy));
+        let together = |rank: Rank| self.set_up.get(rank as usize)?.together.map(ms);
+        let slowest = (0..).take(self.set_up.len()).filter_map(together).reduce(f64::max);
+        let alone = alone.or(slowest)?;
+        Some(ideal::soonest(stage, gpu, alone, |rank| together(rank).unwrap_or(alone)))
     }
 
     /// The worst link's idle share; a link is a pair of GPUs, `gpu` says which a rank is on.
@@ -270,6 +259,9 @@ impl Measured {
             repeats: repeats.len(),
             transport,
             seed_arena_ms: arena(0),
+            seed_export_ms: median(
+                repeats.iter().filter_map(|repeat| repeat.set_up.first()).map(|set_up| ms(set_up.export)),
+            ),
             first_ms: over(&first).unwrap_or(0.0),
             last_ms: over(&last).unwrap_or(0.0),
             total_ms: over(&|repeat| Some(ms(before(repeat)) + last(repeat).unwrap_or(0.0))).unwrap_or(0.0),
@@ -277,7 +269,7 @@ impl Measured {
             raw_together_ms: over(&|repeat| {
                 repeat.set_up.iter().filter_map(|set_up| set_up.together).max().map(ms)
             }),
-            ideal_ms: over(&|repeat| repeat.pace()).map(|pace| pace * stage.steps()),
+            ideal_ms: over(&|repeat| repeat.ideal(stage, gpu)),
             raw_chunks_ms: limit(|limits| limits.chunks),
             hash_ms: limit(|limits| limits.hash),
             bound_ms: limit(GpuLimits::bound),
@@ -334,7 +326,7 @@ impl Measured {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::plan::Shape, *};
 
     fn us(us: u64) -> Duration {
         Duration::from_micros(us)
@@ -400,6 +392,7 @@ mod tests {
         assert!(two.idle.unwrap().abs() < 1e-9, "{two:?}");
         assert!((two.first_ms - 0.12).abs() < 1e-9 && (two.last_ms - 0.15).abs() < 1e-9, "{two:?}");
         assert!((two.total_ms - (0.002 + 0.03 + 0.15)).abs() < 1e-9, "{two:?}");
+        assert!((two.seed_export_ms - 0.002).abs() < 1e-9, "the seed's, not a reader's: {two:?}");
         let near = |found: Option<f64>, ms: f64| found.is_some_and(|found| (found - ms).abs() < 1e-9);
         assert!(near(two.ideal_ms, 0.08 * 4.0 / 2.0), "2 chunks over 3 hops: {two:?}");
         assert!(near(two.raw_ms, 0.08) && near(two.bound_ms, 0.1), "{two:?}");

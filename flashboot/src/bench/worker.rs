@@ -68,6 +68,8 @@ async fn part(args: &WorkerArgs, board: &Arc<dyn Board>) -> Result<()> {
     for (index, stage) in seat.plan.stages.clone().into_iter().enumerate() {
         if args.rank < stage.shape.schedule().ranks() {
             seat.stage(index, stage).await?;
+        } else {
+            seat.sits_out(index, stage).await?;
         }
     }
     Ok(())
@@ -130,6 +132,16 @@ impl Seat {
         Ok(())
     }
 
+    /// Waits for the end of a stage that is others': what one's next stage may take begins there, and a rank that left
+    /// before the last would look like one that died.
+    async fn sits_out(&mut self, index: usize, stage: Stage) -> Result<()> {
+        self.arena = None;
+        for repeat in 0..stage.repeats {
+            self.over((index, repeat)).await?;
+        }
+        Ok(())
+    }
+
     /// Imports without an arena of one's own, so that it may be larger than half the GPU.
     async fn imports(&self, index: usize, stage: Stage) -> Result<()> {
         let Some(uuid) = self.plan.gpu(self.rank) else {
@@ -177,7 +189,7 @@ impl Seat {
     /// Rank 0 fills its arena, and says what the values of the blocks are; of a gather everybody fills its shard.
     async fn contents(&mut self, index: usize, stage: Stage, arena: &Arc<dyn Arena>) -> Result<Arc<Digests>> {
         let name = names::digests(index);
-        let geometry = geometry(stage)?;
+        let geometry = stage.geometry()?;
         if self.rank == 0 {
             let known = self.arena.as_mut().and_then(|kept| kept.digests.take());
             let digests = match known {
@@ -205,7 +217,7 @@ impl Seat {
         if !matches!(stage.shape, Shape::Ring { .. }) {
             return arena.fill(ByteRange::new(0, stage.bytes), 0);
         }
-        let own = geometry(stage)?.shard_range(ShardId(self.rank));
+        let own = stage.geometry()?.shard_range(ShardId(self.rank));
         arena.fill(ByteRange::new(0, own.start), 0)?;
         arena.fill(ByteRange::new(own.end, stage.bytes), 0)
     }
@@ -249,7 +261,7 @@ impl Seat {
             let read: Vec<_> = schedule
                 .legs(*rank)
                 .iter()
-                .map(|leg| geometry(stage).map(|g| g.shard_range(leg.shard)))
+                .map(|leg| stage.geometry().map(|g| g.shard_range(leg.shard)))
                 .collect::<Result<_>>()?;
             if *rank == 1 && !matches!(stage.shape, Shape::Ring { .. }) {
                 set_up.limits = Some(limits(hop, arena, stage)?);
@@ -266,7 +278,7 @@ impl Seat {
         let sources = Arc::new(Mapped(Mutex::new(movers.clone())));
         let job = flashboot_driver::Job {
             arena: Arc::clone(arena),
-            assignment: Assignment::of(schedule, *rank, geometry(stage)?),
+            assignment: Assignment::of(schedule, *rank, stage.geometry()?),
             expected: stage.verify.then(|| Arc::clone(expected)),
             policy: plan.settings.policy(),
             limits: Limits { pull: plan.settings.pull_timeout, quiesce: QUIESCE },
@@ -321,11 +333,6 @@ fn generation() -> Result<Generation> {
     Ok(Generation::from_random(bits))
 }
 
-fn geometry(stage: Stage) -> Result<Geometry> {
-    Geometry::new(stage.bytes, BLOCK, stage.chunk, stage.shape.schedule().shards())
-        .map_err(|e| Error::new(Kind::Invalid, "bench", e.to_string()))
-}
-
 /// Gives every block of `range` other bytes.
 fn fill(arena: &Arc<dyn Arena>, geometry: &Geometry, range: ByteRange) -> Result<()> {
     let mut at = range.start;
@@ -358,7 +365,7 @@ fn digests(arena: &Arc<dyn Arena>, geometry: &Geometry) -> Result<Vec<BlockDiges
 }
 
 fn check(arena: &Arc<dyn Arena>, stage: Stage, expected: &Digests) -> Result<()> {
-    let bad = expected.mismatches(0, &digests(arena, &geometry(stage)?)?);
+    let bad = expected.mismatches(0, &digests(arena, &stage.geometry()?)?);
     if bad.is_empty() {
         return Ok(());
     }
@@ -370,8 +377,9 @@ fn limits(hop: &CudaMover, arena: &Arc<dyn Arena>, stage: Stage) -> Result<GpuLi
     let Some(into) = CudaArena::from_arena(arena) else {
         return Err(Error::new(Kind::Invalid, "bench", "a GPU's mover into no GPU's arena"));
     };
-    // Once to warm up: the first touch of a mapping costs.
+    // Once to warm up: the first touch of a mapping costs, and so does what the hashes of many chunks work in.
     hop.measure_raw(whole, stage.bytes)?;
+    hop.measure_verified(whole, stage.chunk, BLOCK)?;
     Ok(GpuLimits {
         copy: hop.measure_raw(whole, stage.bytes)?,
         chunks: hop.measure_raw(whole, stage.chunk)?,

@@ -16,6 +16,11 @@ const LOCK: &str = "xtask/python/requirements.lock";
 /// `make_reference_models.py OUTDIR` makes every model the tests compare with in a folder that is there and
 /// empty; the same each time it runs.
 pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
+/// `make_parallel_references.py OUTDIR` makes models and their shards under transformers' tensor parallelism.
+const PARALLEL_SCRIPT: &str = "xtask/python/make_parallel_references.py";
+/// `make_engine_references.py OUTDIR` makes models and what vLLM's parameter classes load of them.
+const ENGINES_SCRIPT: &str = "xtask/python/make_engine_references.py";
+const ENGINES_LOCK: &str = "xtask/python/engines.lock";
 /// What the environment is for; also what it must be able to do to count as whole.
 const IMPORTS: &str = "import accelerate, safetensors.torch, torch, transformers";
 
@@ -32,16 +37,57 @@ pub(crate) fn interpreter(workspace: &Workspace) -> Result<PathBuf> {
 
 /// The folder of reference models that belongs to the script and lock file as they are, made if need be.
 pub(crate) fn reference_models(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
-    let script = workspace.path(SCRIPT);
-    let key =
-        cache::key(&[&fs::read(&script).context(SCRIPT)?, &fs::read(workspace.path(LOCK)).context(LOCK)?]);
+    made_by(workspace, python, SCRIPT, "models", None)
+}
+
+/// The same of the models that transformers shards.
+pub(crate) fn parallel_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    made_by(workspace, python, PARALLEL_SCRIPT, "parallel", None)
+}
+
+/// The same of the parameters that vLLM loads. Its packages lie in a folder of their own, beside the environment.
+pub(crate) fn engine_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    let lock = workspace.path(ENGINES_LOCK);
+    let key = cache::key(&[
+        &fs::read(&lock).context(ENGINES_LOCK)?,
+        &fs::read(workspace.path(LOCK)).context(LOCK)?,
+    ]);
+    let install = |at: &Path| {
+        let mut pip = Command::new(python);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+        pip.args(["--no-deps", "--no-compile", "--only-binary", ":all:", "--target"]).arg(at);
+        shell::run(pip.arg("--requirement").arg(&lock))
+    };
+    let packages = cache::get_or_make(&cache::folder()?, &format!("engines-{key}"), |_| true, install)?;
+    made_by(workspace, python, ENGINES_SCRIPT, "parameters", Some(&packages))
+}
+
+/// The folder that `script` makes, with more packages if it needs them.
+fn made_by(
+    workspace: &Workspace,
+    python: &Path,
+    script: &str,
+    kind: &str,
+    packages: Option<&Path>,
+) -> Result<PathBuf> {
+    let read = |name: &str| fs::read(workspace.path(name)).with_context(|| name.to_owned());
+    let mut parts = vec![read(script)?, read(LOCK)?];
+    if packages.is_some() {
+        parts.push(read(ENGINES_LOCK)?);
+    }
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    let key = cache::key(&parts);
+    let script = workspace.path(script);
     let make = |at: &Path| {
         fs::create_dir(at)?;
         let mut command = Command::new(python);
         command.arg(&script).arg(at).env("HF_HUB_OFFLINE", "1").env("TOKENIZERS_PARALLELISM", "false");
+        if let Some(packages) = packages {
+            command.env("PYTHONPATH", packages);
+        }
         shell::run(&mut command)
     };
-    cache::get_or_make(&cache::folder()?, &format!("models-{key}"), |_| true, make)
+    cache::get_or_make(&cache::folder()?, &format!("{kind}-{key}"), |_| true, make)
 }
 
 fn python_in(environment: &Path) -> PathBuf {

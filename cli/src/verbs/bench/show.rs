@@ -127,7 +127,7 @@ fn setups(report: &Report) -> String {
         table.row(vec![
             ByteSize(stage.bytes).to_string(),
             time(stage.seed_arena_ms),
-            time(clone.export_ms),
+            time(stage.seed_export_ms),
             time(clone.map_ms),
             time(clone.driver_ms),
             time(clone.map_ms - clone.driver_ms),
@@ -260,7 +260,7 @@ fn spreads(report: &Report) -> String {
         table.row(row);
     }
     let key = "raw: one copy of everything by rank 1 alone; raw together: one copy of what a rank reads while all the others \
-               copy too;\nideal: the schedule's steps at that pace; idle: a link without a copy while every hop on it is at \
-               work\n";
+               copy too;\nideal: the schedule's steps at that pace while all copy, quicker while fewer do; idle: a link without a copy while \
+               every hop on it is at work,\nwith hash: and without one between its copy and the end of its hash\n";
     format!("{}\n{key}", table.render())
 }

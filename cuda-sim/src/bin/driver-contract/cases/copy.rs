@@ -194,7 +194,6 @@ fn pinned_late(d: &Driver) -> Outcome {
     f.done()
 }
 
-/// Memory of the second device that both may use.
 /// Memory of the second device, which `devices` may use.
 pub(super) fn on_second(d: &Driver, gpu: &Gpu<'_>, devices: &[i32]) -> Result<u64, String> {
     let prop = crate::gpu::prop(1, POSIX_FD);

@@ -1,0 +1,293 @@
+//! Endpoints over a stand-in provider: what each failure of a verb or a completion becomes, and what is left behind.
+
+use crate::{
+    config::RdmaConfig,
+    exchange::RdmaExchange,
+    verbs::{Event, Status, fake::Fake},
+};
+use flashboot_core::{
+    Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, Kind,
+    Landed, Mover, Pull, ShardId, digest,
+};
+use flashboot_memory::{HostArena, HostArenaConfig};
+use std::{sync::Arc, time::Duration};
+
+const SETUP: Duration = Duration::from_secs(10);
+const BLOCK: u64 = 64 << 10;
+const PAYLOAD: u64 = 40 * BLOCK + 777;
+const WHOLE: ByteRange = ByteRange { start: 0, end: PAYLOAD };
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9E37_79B9) >> 13) as u8
+}
+
+fn config(devices: &[&str]) -> RdmaConfig {
+    RdmaConfig {
+        devices: devices.iter().map(|name| (*name).to_owned()).collect(),
+        message: ByteSize(16 << 10),
+        hash_threads: Some(1),
+        ..RdmaConfig::default()
+    }
+}
+
+fn arena() -> Arc<dyn Arena> {
+    HostArena::create(ArenaSpec { payload: PAYLOAD, shards: 1 }, &HostArenaConfig::default()).unwrap().0
+}
+
+/// A seed on device `seed`, and a reader's hop to it.
+struct World {
+    // Dropped in this order.
+    mover: Box<dyn Mover>,
+    into: Arc<dyn Arena>,
+    reader: RdmaExchange,
+    _export: Box<dyn Export>,
+    _seed: RdmaExchange,
+}
+
+impl World {
+    async fn new(fake: &Fake, reader: RdmaConfig) -> Result<Self, Error> {
+        let seed = RdmaExchange::open(&fake.verbs(), &config(&["seed"]))?;
+        let source = arena();
+        source.begin(Generation::from_random(5));
+        let bytes: Vec<u8> = (0..PAYLOAD).map(byte).collect();
+        source.copy_in(0, &bytes)?;
+        source.publish(ShardId(0), PAYLOAD)?;
+        let export = seed.export(Arc::clone(&source), SETUP).await?;
+        let reader = RdmaExchange::open(&fake.verbs(), &reader)?;
+        let into = arena();
+        let mover = reader.import(export.locator(), Arc::clone(&into), SETUP).await?;
+        Ok(Self { mover, into, reader, _export: export, _seed: seed })
+    }
+
+    async fn pull(&self) -> Result<Landed, Error> {
+        self.mover.start(Pull { range: WHOLE, hash: Some(BLOCK) })?.quiesced().await
+    }
+
+    #[track_caller]
+    fn expect_payload(&self) {
+        let mut found = vec![0; PAYLOAD as usize];
+        self.into.copy_out(0, &mut found).unwrap();
+        assert!(found.iter().zip(0..).all(|(found, at)| *found == byte(at)));
+    }
+
+    /// Whatever happened, the range is the owner's again.
+    #[track_caller]
+    fn expect_free(&self) {
+        self.into.fill(WHOLE, 1).unwrap();
+    }
+}
+
+fn run(work: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work);
+}
+
+#[test]
+fn a_pull_lands_whole_with_its_digests_and_leaves_nothing_behind() {
+    let fake = Fake::new(&["seed", "a", "b"]);
+    run(async {
+        let world = World::new(&fake, config(&["a", "b"])).await.unwrap();
+        let landed = world.pull().await.unwrap();
+        world.expect_payload();
+        let bytes: Vec<u8> = (0..PAYLOAD).map(byte).collect();
+        let expected = bytes.chunks(BLOCK as usize).zip(0..).map(|(block, number)| {
+            let range = ByteRange::new(number * BLOCK, (number * BLOCK + BLOCK).min(PAYLOAD));
+            digest::merge(PAYLOAD, range, &[digest::piece(PAYLOAD, range.start, block)]).unwrap()
+        });
+        assert_eq!(landed.digests, expected.collect::<Vec<_>>());
+        let counts = world.reader.counts();
+        assert_eq!(counts.reads_posted, PAYLOAD.div_ceil(16 << 10));
+        assert!(counts.reads_signalled < counts.reads_posted && counts.most_in_flight <= 16, "{counts:?}");
+        assert_eq!(counts.completions, counts.reads_signalled);
+        let seen = world.mover.observe(ShardId(0), PAYLOAD, Duration::ZERO).await.unwrap();
+        assert_eq!((seen.progress, seen.generation), (PAYLOAD, Some(Generation::from_random(5))));
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn regions_are_split_where_a_device_registers_no_more_and_messages_fit_them() {
+    let fake = Fake::new(&["seed", "a"]);
+    fake.register_at_most(300 << 10);
+    run(async {
+        let world = World::new(&fake, config(&["a"])).await.unwrap();
+        // A quarter MiB is the largest power of two; the control block is in the last.
+        assert!(world.reader.counts().regions_registered >= PAYLOAD.div_ceil(256 << 10));
+        world.pull().await.unwrap();
+        world.expect_payload();
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_post_that_is_refused_half_way_goes_by_the_other_device() {
+    let fake = Fake::new(&["seed", "a", "b"]);
+    // The header's two READs, and some of the payload's.
+    fake.refuse_posts("a", 2 + 5, 12);
+    run(async {
+        let world = World::new(&fake, config(&["a", "b"])).await.unwrap();
+        world.pull().await.unwrap();
+        world.expect_payload();
+        assert_eq!(world.reader.counts().rails_lost, 1);
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_post_that_is_refused_with_no_other_device_names_device_port_verb_and_code() {
+    let fake = Fake::new(&["seed", "a"]);
+    fake.refuse_posts("a", 2 + 5, 12);
+    run(async {
+        let world = World::new(&fake, config(&["a"])).await.unwrap();
+        let e = world.pull().await.unwrap_err();
+        assert_eq!((e.op(), e.code(), e.kind()), ("ibv_post_send", Some(Code::Errno(12)), Kind::Exhausted));
+        assert!(e.detail().contains("a port 1") && e.peer().is_some(), "{e}");
+        world.expect_free();
+        assert!(world.pull().await.is_err(), "the hop is gone");
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn every_status_of_a_read_is_its_own_error_and_frees_the_range() {
+    for (status, kind) in [
+        (Status::RETRY_EXCEEDED, Kind::SourceLost),
+        (Status::REMOTE_ACCESS, Kind::SourceLost),
+        (Status::REMOTE_OPERATION, Kind::SourceLost),
+        (Status::LOCAL_PROTECTION, Kind::Io),
+        (Status(19), Kind::Io),
+    ] {
+        let fake = Fake::new(&["seed", "a"]);
+        fake.complete_with("a", 2 + 7, status);
+        run(async {
+            let world = World::new(&fake, config(&["a"])).await.unwrap();
+            let e = world.pull().await.unwrap_err();
+            assert_eq!((e.kind(), e.code()), (kind, Some(Code::Verbs(status.0))), "{e}");
+            assert!(e.detail().contains("a port 1") && e.detail().contains(status.name()), "{e}");
+            world.expect_free();
+            let e = world.mover.observe(ShardId(0), 1, Duration::ZERO).await.unwrap_err();
+            assert_eq!(e.kind(), kind);
+        });
+        assert_eq!(fake.left(), [0; 4], "{status}");
+    }
+}
+
+#[test]
+fn a_read_that_fails_on_one_device_is_read_again_over_the_other() {
+    let fake = Fake::new(&["seed", "a", "b"]);
+    fake.complete_with("a", 2 + 20, Status::RETRY_EXCEEDED);
+    run(async {
+        let world = World::new(&fake, config(&["a", "b"])).await.unwrap();
+        world.pull().await.unwrap();
+        world.expect_payload();
+        let counts = world.reader.counts();
+        assert!(counts.rails_lost == 1 && counts.reads_repeated >= 1, "{counts:?}");
+        assert_eq!(counts.bytes_read, PAYLOAD, "each byte counts once");
+    });
+}
+
+#[test]
+fn a_completion_queue_that_overran_ends_its_hops_and_says_so() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let world = World::new(&fake, config(&["a"])).await.unwrap();
+        fake.stick("a");
+        let mut pull = world.mover.start(Pull { range: WHOLE, hash: None }).unwrap();
+        while world.reader.counts().reads_posted == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fake.tell("a", Event::QueueLost);
+        let e = pull.quiesced().await.unwrap_err();
+        assert!(e.detail().contains("a port 1") && e.detail().contains("overran"), "{e}");
+        world.expect_free();
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_pull_that_will_not_stop_has_its_queue_pair_ended_and_is_quiet_then() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let grace = Duration::from_millis(50);
+        let world = World::new(&fake, RdmaConfig { cancel_grace: grace, ..config(&["a"]) }).await.unwrap();
+        fake.stick("a");
+        let mut pull = world.mover.start(Pull { range: WHOLE, hash: None }).unwrap();
+        while world.reader.counts().reads_posted == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let busy = world.into.fill(WHOLE, 1).unwrap_err();
+        assert_eq!(busy.kind(), Kind::Busy);
+        pull.cancel();
+        assert_eq!(pull.quiesced().await.unwrap_err().kind(), Kind::Cancelled);
+        world.expect_free();
+        assert_eq!(world.reader.counts().pairs_ended_by_cancel, 1);
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_port_that_goes_down_sends_its_share_over_the_other() {
+    let fake = Fake::new(&["seed", "a", "b"]);
+    run(async {
+        let world = World::new(&fake, config(&["a", "b"])).await.unwrap();
+        fake.stick("a");
+        let mut pull = world.mover.start(Pull { range: WHOLE, hash: Some(BLOCK) }).unwrap();
+        while world.reader.counts().reads_posted < 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fake.tell("a", Event::PortDown(1));
+        pull.quiesced().await.unwrap();
+        world.expect_payload();
+        assert_eq!(world.reader.counts().rails_lost, 1);
+    });
+}
+
+#[test]
+fn every_verb_that_fails_while_opening_is_named_and_nothing_leaks() {
+    let cases = [
+        ("ibv_open_device", 13, Kind::Permission),
+        ("ibv_query_device", 5, Kind::Io),
+        ("ibv_query_port", 5, Kind::Io),
+        ("ibv_alloc_pd", 12, Kind::Exhausted),
+        ("ibv_create_comp_channel", 24, Kind::Exhausted),
+        ("ibv_create_cq", 12, Kind::Exhausted),
+        ("ibv_create_qp", 12, Kind::Exhausted),
+        ("ibv_reg_mr", 12, Kind::Exhausted),
+        ("ibv_modify_qp", 110, Kind::SourceLost),
+    ];
+    for (call, errno, kind) in cases {
+        let fake = Fake::new(&["seed", "a"]);
+        fake.refuse(call, errno);
+        run(async {
+            // The last one shows when a reader comes: its source refuses it.
+            let e = World::new(&fake, config(&["a"])).await.map(drop).unwrap_err();
+            if call == "ibv_modify_qp" {
+                assert!(e.to_string().contains(call), "{e}");
+            } else {
+                assert_eq!((e.op(), e.code(), e.kind()), (call, Some(Code::Errno(errno)), kind), "{e}");
+                assert!(e.detail().contains("seed"), "{e}");
+            }
+        });
+        assert_eq!(fake.left(), [0; 4], "{call}");
+    }
+}
+
+#[test]
+fn a_port_that_is_down_and_a_gid_that_is_gone_are_told_with_what_to_do() {
+    let open = |fake: &Fake, config: &RdmaConfig| {
+        let e = RdmaExchange::open(&fake.verbs(), config).unwrap_err();
+        assert!(e.remedy().is_some(), "{e}");
+        (e.kind(), e.detail().to_owned())
+    };
+    let fake = Fake::new(&["a", "b"]);
+    fake.bring_down("a");
+    assert_eq!(open(&fake, &config(&["a"])), (Kind::Unavailable, "a port 1 is DOWN".into()));
+    // Nobody named it: the other is used.
+    RdmaExchange::open(&fake.verbs(), &config(&[])).unwrap();
+    let wanted = RdmaConfig { gid_index: Some(9), ..config(&["b"]) };
+    let (kind, detail) = open(&fake, &wanted);
+    assert!(kind == Kind::Unavailable && detail.contains("index 9"), "{detail}");
+    fake.without_gids();
+    assert_eq!(open(&fake, &config(&["b"])).0, Kind::Unavailable);
+    assert_eq!(open(&Fake::new(&[]), &config(&[])).0, Kind::Unavailable);
+    assert_eq!(fake.left(), [0; 4]);
+}

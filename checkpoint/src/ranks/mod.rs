@@ -1,0 +1,15 @@
+//! Images of many ranks: planned together, written in one pass over what they are made of, and cut again from one
+//! another.
+
+mod journal;
+mod model;
+mod pack;
+mod reshard;
+mod set;
+mod sink;
+mod unpack;
+mod write;
+
+pub use pack::{PackedRanks, pack_ranks};
+pub use reshard::{Relayout, reshard};
+pub(crate) use unpack::unpack_ranks;

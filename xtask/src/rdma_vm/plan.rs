@@ -1,0 +1,135 @@
+//! Which programs run in the guest, and what is built for them.
+
+use crate::{shell, workspace::Workspace};
+use anyhow::{Context as _, Result};
+use cargo_metadata::Message;
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    io::BufReader,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+/// One line of the guest's work.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    /// What it is called in the report.
+    pub(crate) name: String,
+    /// Seconds that it may take.
+    limit: u32,
+    /// A shell command.
+    command: String,
+    /// The test or example target it executes: package, kind, name. It lies in the guest's path under its name.
+    target: Option<Target>,
+}
+
+type Target = (&'static str, &'static str, &'static str);
+
+impl Program {
+    fn new(name: &str, limit: u32, target: Target, command: &str) -> Self {
+        Self { name: name.into(), limit, command: command.into(), target: Some(target) }
+    }
+
+    /// The same, not executed: a person's command finds it in the guest's path.
+    pub(crate) fn idle(self) -> Self {
+        Self { name: format!("{}-idle", self.name), command: "true".into(), ..self }
+    }
+
+    /// A person's own command.
+    pub(crate) fn own(command: &str) -> Self {
+        Self { name: "command".into(), limit: 600, command: command.into(), target: None }
+    }
+}
+
+const CONFORMANCE: Target = ("flashboot-backend-rdma", "test", "conformance");
+const PROVIDER: Target = ("flashboot-backend-rdma", "test", "provider");
+const VERBS: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma");
+const CLI: Target = ("flashboot-cli", "bin", "flashboot");
+const MIXED: Target = ("flashboot", "test", "mixed_chain");
+
+/// Two doctors meet, and each must have read the other by rdma; the floor is an emulator's.
+const DOCTORS: &str = "\
+    flashboot doctor --listen 127.0.0.1:0 --timeout 2m >listens & listener=$!; \
+    for i in 1 2 3 4 5 6 7 8 9 10; do [ -s listens ] || sleep 1; done; \
+    flashboot doctor --peer \"$(cat listens)\" --floor 1MB --timeout 2m | tee said; kill $listener; \
+    grep -q 'rdma device .*rxe0 port 1 (ACTIVE, MTU 4096, GID 1 10.77.0.1, traffic class 0' said && \
+    grep -qE '^rdma +here +yes' said && grep -qE '^rdma +peer +yes' said";
+
+/// What `cargo xtask test` runs. The whole suite with every rank on one device, which answers itself; then what connects
+/// many ranks, or loses some, with the ranks on the two devices of a link in turn.
+pub(crate) fn tests() -> Vec<Program> {
+    // One filter is all that the suite takes.
+    let suite = |devices: &str, filters: &[&str]| {
+        let each = filters.iter().map(|filter| format!("conformance --test-threads 2 {filter}"));
+        let all: Vec<String> = each.collect();
+        format!("export FLASHBOOT_REQUIRE=rdma FLASHBOOT_CONFORMANCE_DEVICES={devices}; {}", all.join(" && "))
+    };
+    vec![
+        Program::new("verbs", 60, VERBS, "flashboot_backend_rdma a_reader_s_key --ignored"),
+        Program::new("provider", 150, PROVIDER, "FLASHBOOT_REQUIRE=rdma provider"),
+        Program::new("doctor", 150, CLI, DOCTORS),
+        Program::new("mixed-chain", 60, MIXED, "FLASHBOOT_REQUIRE=rdma mixed_chain"),
+        Program::new("conformance-one-device", 600, CONFORMANCE, &suite("rxe0", &[""])),
+        Program::new(
+            "conformance-two-devices",
+            150,
+            CONFORMANCE,
+            &suite(
+                "rxe0,rxe1",
+                &["broadcast/star/7", "broadcast/chain/4", "gather/ring/5", "death/a-reader"],
+            ),
+        ),
+    ]
+}
+
+/// What `cargo xtask rdma-vm --bench` runs.
+pub(crate) fn benches() -> Vec<Program> {
+    vec![Program::new("bench", 500, ("flashboot-backend-rdma", "example", "bench_read"), "bench_read")]
+}
+
+/// `/programs`, as the guest reads it.
+pub(crate) fn lines(programs: &[Program]) -> String {
+    let mut text = String::new();
+    for Program { name, limit, command, .. } in programs {
+        let _ = writeln!(text, "{name} {limit} {command}");
+    }
+    text
+}
+
+/// Builds the targets of `programs` and gives their executables, stripped where `strip` is at hand: what the guest's
+/// memory holds twice should be small.
+pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(String, PathBuf)>> {
+    let targets: BTreeSet<Target> = programs.iter().filter_map(|program| program.target).collect();
+    let mut built = Vec::new();
+    for (package, kind, name) in targets {
+        // An emulated processor is some twenty times slower: what is not optimised misses the suite's deadlines there.
+        let mut cargo = workspace.cargo(&match kind {
+            "lib" => format!("test --release --quiet --no-run -p {package} --lib"),
+            _ => format!("build --release --quiet -p {package} --{kind} {name}"),
+        });
+        cargo.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = cargo.spawn().with_context(|| shell::line(&cargo))?;
+        let stream = BufReader::new(child.stdout.take().context("cargo's messages")?);
+        let mut file = None;
+        for message in Message::parse_stream(stream) {
+            if let Message::CompilerArtifact(artifact) = message?
+                && artifact.target.name == name
+                && let Some(executable) = artifact.executable
+            {
+                file = Some(executable.into_std_path_buf());
+            }
+        }
+        let status = child.wait()?;
+        let file =
+            file.filter(|_| status.success()).with_context(|| format!("{package} has no {kind} {name}"))?;
+        built.push((name.to_owned(), stripped(file)));
+    }
+    Ok(built)
+}
+
+fn stripped(file: PathBuf) -> PathBuf {
+    let small = file.with_extension("stripped");
+    let done = shell::succeeds(Command::new("strip").arg("-o").arg(&small).arg(&file));
+    if done { small } else { file }
+}
