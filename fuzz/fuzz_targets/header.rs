@@ -1,4 +1,5 @@
-//! A safetensors header that is accepted gives every tensor a range of its own that its shape fills; nothing panics.
+//! A safetensors header that is accepted gives every tensor a range that its shape fills, and one whose coverage is
+//! accepted gives every byte to one tensor; nothing panics.
 #![no_main]
 
 use flashboot_checkpoint::Header;
@@ -18,5 +19,10 @@ fuzz_target!(|data: &[u8]| {
     assert!(header.tensors.at(header.tensors.len()).is_none());
     ranges.retain(|(begin, end)| begin < end);
     ranges.sort_unstable();
-    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "no byte twice");
+    let whole = ranges.iter().map(|(_, end)| *end).max().unwrap_or(0);
+    let Some(file_len) = whole.checked_add(8) else { return };
+    let covered = header.check_coverage(Path::new("fuzz.safetensors"), 8, file_len, false).is_ok();
+    let each_once = ranges.first().is_none_or(|(begin, _)| *begin == 0)
+        && ranges.windows(2).all(|pair| pair[0].1 == pair[1].0);
+    assert_eq!(covered, each_once, "every byte once");
 });
