@@ -24,5 +24,5 @@ fuzz_target!(|data: &[u8]| {
     let covered = header.check_coverage(Path::new("fuzz.safetensors"), 8, file_len, false).is_ok();
     let each_once = ranges.first().is_none_or(|(begin, _)| *begin == 0)
         && ranges.windows(2).all(|pair| pair[0].1 == pair[1].0);
-    assert_eq!(covered, each_once, "every byte once");
+    assert!(!covered || each_once, "every byte once");
 });
