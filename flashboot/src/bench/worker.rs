@@ -27,8 +27,6 @@ use std::{
     time::Duration,
 };
 
-/// How long a cancelled pull may take to become quiet.
-const QUIESCE: Duration = Duration::from_secs(10);
 /// Longer than one question to a source takes.
 const PING: Duration = Duration::from_micros(300);
 /// How long all ranks copy at once.
@@ -281,7 +279,7 @@ impl Seat {
             assignment: Assignment::of(schedule, *rank, stage.geometry()?),
             expected: stage.verify.then(|| Arc::clone(expected)),
             policy: plan.settings.policy(),
-            limits: Limits { pull: plan.settings.pull_timeout, quiesce: QUIESCE },
+            limits: Limits { pull: plan.settings.pull_timeout, ..Limits::default() },
         };
         names::put(&**board, &names::mapped(at, *rank), &set_up).await?;
         let release: Duration = names::wait(&**board, &names::go(at), plan.settings.setup_timeout).await?;

@@ -13,9 +13,6 @@ use flashboot_rendezvous::Board;
 use std::{sync::Arc, time::Duration};
 use tracing::{Instrument as _, info_span};
 
-/// How long a cancelled pull may take to become quiet.
-const QUIESCE: Duration = Duration::from_secs(10);
-
 /// One rank and all it needs.
 pub(crate) struct Seat {
     pub(crate) rank: Rank,
@@ -95,7 +92,7 @@ impl Seat {
             assignment: job.assignment(*rank)?,
             expected: if settings.verify { Some(Arc::new(job.digests()?)) } else { None },
             policy: Policy { stall: patience(job.schedule(), *rank, settings.stall), ..settings.policy() },
-            limits: Limits { pull: settings.pull_timeout, quiesce: QUIESCE },
+            limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
         };
         let began = clock.now();
         peers.map_ahead().await?;

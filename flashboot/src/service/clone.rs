@@ -24,9 +24,6 @@ use serde::Serialize;
 use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// How long a cancelled pull may take to become quiet.
-const QUIESCE: Duration = Duration::from_secs(10);
-
 /// A clone to be.
 #[derive(Debug, Clone)]
 pub struct CloneRequest {
@@ -201,7 +198,7 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
         assignment: Assignment { geometry, held: Vec::new(), legs: vec![leg], gate: Gate::Chunk },
         expected: Some(Arc::new(digests)),
         policy: Policy { stall, ..settings.policy() },
-        limits: Limits { pull: settings.pull_timeout, quiesce: QUIESCE },
+        limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
     };
     let sources =
         Members::new(Arc::clone(&membership), Arc::clone(&opened.endpoints), Arc::clone(&held.arena), seat);
