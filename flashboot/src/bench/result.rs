@@ -113,6 +113,8 @@ pub struct CloneFigures {
     pub ready_ms: f64,
     /// Bytes ÷ ready.
     pub bytes_per_s: f64,
+    /// Every copy of the last repeat, in milliseconds since the release: its begin, its last byte, the end of its hash.
+    pub timeline_ms: Vec<[f64; 3]>,
 }
 
 /// The medians of one stage. `None`: was not asked, or there is no GPU to ask.
@@ -337,6 +339,10 @@ impl Measured {
                 let ready = done.release + done.ready;
                 Some(ready.saturating_sub(done.copies.iter().map(|copy| copy.end).max()?))
             }),
+            timeline_ms: done().last().map_or_else(Vec::new, |done| {
+                let since = |at: Duration| ms(at) - ms(done.release);
+                done.copies.iter().map(|copy| [copy.begin, copy.copied, copy.end].map(since)).collect()
+            }),
             transfer_ms: median(done().map(|done| ms(done.transfer))),
             ready_ms,
             bytes_per_s: if ready_ms > 0.0 {
@@ -426,6 +432,8 @@ mod tests {
         let first = &two.clones[0];
         assert!(near(first.copy_ms, 0.1) && near(first.verified_ms, 0.105), "{first:?}");
         assert!(near(first.lead_ms, 0.0) && near(first.trail_ms, 0.015), "{first:?}");
+        let micros = first.timeline_ms.iter().flatten().map(|ms| (ms * 1e3).round());
+        assert_eq!(micros.collect::<Vec<_>>(), [0.0, 50.0, 55.0, 60.0, 100.0, 105.0]);
         // With a GPU each, rank 1's link stood still for 10 of 100.
         let four = measured.figures(4);
         assert!((four.idle.unwrap() - 0.1).abs() < 1e-9, "{four:?}");
