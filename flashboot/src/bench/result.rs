@@ -339,7 +339,7 @@ impl Measured {
                 let ready = done.release + done.ready;
                 Some(ready.saturating_sub(done.copies.iter().map(|copy| copy.end).max()?))
             }),
-            timeline_ms: done().last().map_or_else(Vec::new, |done| {
+            timeline_ms: done().next_back().map_or_else(Vec::new, |done| {
                 let since = |at: Duration| ms(at) - ms(done.release);
                 done.copies.iter().map(|copy| [copy.begin, copy.copied, copy.end].map(since)).collect()
             }),
