@@ -96,8 +96,8 @@ pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(
     for (package, kind, name) in targets {
         // An emulated processor is some twenty times slower: what is not optimised misses the suite's deadlines there.
         let mut cargo = workspace.cargo(&match kind {
-            "lib" => format!("test --release --quiet --no-run -p {package} --lib"),
-            _ => format!("build --release --quiet -p {package} --{kind} {name}"),
+            "lib" => format!("test --profile guest --quiet --no-run -p {package} --lib"),
+            _ => format!("build --profile guest --quiet -p {package} --{kind} {name}"),
         });
         cargo.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = cargo.spawn().with_context(|| shell::line(&cargo))?;
