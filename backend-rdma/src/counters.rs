@@ -57,6 +57,8 @@ counters! {
     rails_lost,
     /// Queue pairs ended to stop a cancelled pull.
     pairs_ended_by_cancel,
+    /// Queue pairs destroyed because they were ended and did not give back what was posted on them.
+    pairs_destroyed_unheard,
 }
 
 #[derive(Debug, Default)]

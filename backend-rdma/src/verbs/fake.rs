@@ -37,6 +37,8 @@ struct State {
     statuses: HashMap<String, (usize, Status)>,
     /// Devices whose READs never complete by themselves.
     stuck: Vec<String>,
+    /// Devices that tell of no completion any more, not even of a flushed one.
+    mute: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,12 @@ impl Fake {
 
     pub(crate) fn stick(&self, device: &str) {
         self.state().stuck.push(device.into());
+    }
+
+    /// As [`stick`](Self::stick), and what its pairs had posted does not come back when they are ended.
+    pub(crate) fn kill(&self, device: &str) {
+        self.stick(device);
+        self.state().mute.push(device.into());
     }
 
     pub(crate) fn bring_down(&self, device: &str) {
@@ -323,6 +331,7 @@ impl Verbs for Fake {
         Ok((handle, number as u32))
     }
     fn drop_pair(&self, pair: Handle) -> Call<()> {
+        self.state().check("ibv_destroy_qp")?;
         self.state().pairs.remove(&address_of(pair));
         Ok(())
     }
@@ -332,8 +341,10 @@ impl Verbs for Fake {
         let pair = address_of(pair);
         let state = s.pairs.get_mut(&pair).unwrap();
         state.failed = matches!(change, Change::Fail) || state.failed && !matches!(change, Change::Reset);
-        let queue = state.queue;
-        let flushed = if state.failed { std::mem::take(&mut state.held) } else { Vec::new() };
+        let (queue, device) = (state.queue, state.device.clone());
+        let flushes = state.failed && !s.mute.contains(&device);
+        let state = s.pairs.get_mut(&pair).unwrap();
+        let flushed = if flushes { std::mem::take(&mut state.held) } else { Vec::new() };
         for read in flushed {
             s.complete(queue, read.id, Status::FLUSHED);
         }
