@@ -49,8 +49,6 @@ counters! {
     most_in_flight,
     /// Bytes of payload landed by READs.
     bytes_read,
-    /// Bytes of payload that a core copied. Nothing does.
-    bytes_copied_by_cpu,
     /// READs that were posted again on another device after theirs had failed.
     reads_repeated,
     /// Devices dropped from a hop after a failure.

@@ -344,6 +344,35 @@ fn lanes_that_nobody_took_leave_their_room_to_others() {
 }
 
 #[test]
+fn a_source_with_no_room_for_one_more_reader_says_so() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let seed =
+            RdmaExchange::open(&fake.verbs(), &RdmaConfig { outstanding: 255, ..config(&["seed"]) }).unwrap();
+        let source = arena();
+        source.begin(Generation::from_random(5));
+        let export = seed.export(source, SETUP).await.unwrap();
+        let reader = RdmaExchange::open(&fake.verbs(), &config(&["a"])).unwrap();
+        let mut movers = Vec::new();
+        let full = loop {
+            match reader.import(export.locator(), arena(), SETUP).await {
+                Ok(mover) => movers.push(mover),
+                Err(full) => break full,
+            }
+        };
+        assert_eq!(movers.len(), 4096 / 259);
+        assert!(full.kind() == Kind::Busy && full.detail().contains("completion queue"), "{full}");
+        movers.clear();
+        // As soon as the source has noticed.
+        let began = Instant::now();
+        while reader.import(export.locator(), arena(), SETUP).await.is_err() {
+            assert!(began.elapsed() < SETUP, "their places are free again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
 fn a_port_that_goes_down_sends_its_share_over_the_other() {
     let fake = Fake::new(&["seed", "a", "b"]);
     run(async {
