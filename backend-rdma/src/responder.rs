@@ -79,6 +79,10 @@ impl Drop for Counted {
 async fn serve(parts: Arc<Parts>, mut channel: Channel, readers: Arc<AtomicUsize>) {
     let before = readers.fetch_add(1, Ordering::AcqRel);
     let _counted = Counted(readers);
+    // Who says nothing is told nothing: no more of them than may be in their handshake.
+    if before >= parts.config.max_readers.saturating_add(parts.config.max_pending) {
+        return;
+    }
     let patience = parts.config.handshake;
     let frame = match channel.receive(MAX_FRAME, patience).await {
         Ok(Some(frame)) => frame,

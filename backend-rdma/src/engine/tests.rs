@@ -4,11 +4,13 @@ use super::{Lane, plan::Window};
 use crate::{
     config::RdmaConfig,
     counters::Counters,
+    endpoint::purpose,
     exchange::RdmaExchange,
     held::Held,
     rail::open_all,
     verbs::{Event, Status, fake::Fake},
 };
+use flashboot_channel::{Dial, Endpoint, Liveness, Security, dial};
 use flashboot_core::{
     Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, InFlight,
     Kind, Landed, Mover, Pull, ShardId, digest,
@@ -369,6 +371,27 @@ fn a_source_with_no_room_for_one_more_reader_says_so() {
             assert!(began.elapsed() < SETUP, "their places are free again");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    });
+}
+
+#[test]
+fn connections_that_ask_nothing_take_no_more_places_than_there_are() {
+    let fake = Fake::new(&["seed"]);
+    run(async {
+        let few = RdmaConfig { max_readers: 1, max_pending: 1, ..config(&["seed"]) };
+        let seed = RdmaExchange::open(&fake.verbs(), &few).unwrap();
+        let source = arena();
+        source.begin(Generation::from_random(5));
+        let export = seed.export(source, SETUP).await.unwrap();
+        let endpoint: Endpoint = export.locator().endpoint.parse().unwrap();
+        let how = Dial { purpose: purpose().unwrap(), timeout: SETUP, liveness: Liveness::default() };
+        let mut silent = Vec::new();
+        for _ in 0..3 {
+            silent.push(dial(&endpoint, &Security::default(), how).await.unwrap());
+        }
+        // Sooner than those that may still ask are given up.
+        let last = silent[2].receive(64, few.handshake / 2).await;
+        assert_eq!(last, Ok(None), "the third is one too many");
     });
 }
 

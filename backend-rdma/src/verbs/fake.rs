@@ -25,6 +25,8 @@ struct State {
     devices_of: HashMap<usize, String>,
     regions: HashMap<u32, (usize, u64, u64)>,
     events: HashMap<String, VecDeque<Event>>,
+    /// The calls that were to register memory, in order.
+    registrations: Vec<&'static str>,
     // What is asked of it.
     names: Vec<String>,
     down: Vec<String>,
@@ -121,6 +123,10 @@ impl Fake {
                 rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
             }
         }
+    }
+
+    pub(crate) fn registrations(&self) -> Vec<&'static str> {
+        self.state().registrations.clone()
     }
 
     /// Regions, pairs, queues and contexts that are there.
@@ -263,6 +269,7 @@ impl Verbs for Fake {
     }
     unsafe fn register(&self, _: Handle, address: u64, len: u64) -> Call<Registered> {
         let mut s = self.state();
+        s.registrations.push("ibv_reg_mr");
         s.check("ibv_reg_mr")?;
         s.registered(address, len)
     }
@@ -274,6 +281,7 @@ impl Verbs for Fake {
         address: u64,
     ) -> Call<Registered> {
         let mut s = self.state();
+        s.registrations.push("ibv_reg_dmabuf_mr");
         s.check("ibv_reg_dmabuf_mr")?;
         s.registered(address, len)
     }
