@@ -57,8 +57,7 @@ async fn part(args: &WorkerArgs, board: &Arc<dyn Board>) -> Result<()> {
         sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
         memory: plan.memory,
         device: plan.gpu(args.rank).map(str::to_owned),
-        // One host: loopback, whatever is configured for others.
-        network: crate::network::Network::default(),
+        network: plan.network.clone(),
     };
     let endpoints =
         Registry::standard(&settings)?.open(plan.settings.transport, &plan.settings.allow, &settings).await?;
