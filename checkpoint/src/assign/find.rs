@@ -122,7 +122,7 @@ pub(super) fn find(
             };
             let rules = &templates.rules;
             let Some(rule) = rules.get(rule) else { continue };
-            entry.class = search.class(&tensor, &entry, template, rule);
+            entry.class = search.class(number, &tensor, &entry, template, rule);
             search.check_scale(&tensor, template, rule.split, &mut wrong);
             if template.is_expert && (expert.is_some() || rule.split != Split::Replicated) {
                 let count = match expert {
@@ -179,6 +179,7 @@ impl Search<'_, '_> {
     /// The class of a tensor, made if it is the first one.
     fn class(
         &mut self,
+        number: usize,
         tensor: &Tensor<'_>,
         entry: &Entry,
         template: &Template,
@@ -202,8 +203,11 @@ impl Search<'_, '_> {
         // What is fused needs its outputs known, cut or not.
         let asked = cut || template.fuse.is_some();
         let own = if asked { self.quant.features(&p) } else { None };
-        let module =
-            if asked && own.is_none() { self.module(tensor.name, template, rule, stacked) } else { None };
+        let module = if asked && own.is_none() {
+            self.module(number, tensor.name, template, rule, stacked)
+        } else {
+            None
+        };
         let layer = if stacked && self.options.experts.by_layer() { entry.layer } else { NONE };
         let key = |key: &Key| {
             (key.template, key.dtype, key.features, key.layer, key.draft)
@@ -284,6 +288,7 @@ impl Search<'_, '_> {
     /// The features of the module that a parameter belongs to, from its weight.
     fn module(
         &mut self,
+        number: usize,
         name: &str,
         template: &Template,
         rule: &crate::recipe::Rule,
@@ -298,7 +303,12 @@ impl Search<'_, '_> {
             self.name.clear();
             self.name.push_str(module);
             self.name.push_str(ending);
-            if let Some(weight) = self.model.tensors.find(&self.name).and_then(|i| self.model.tensors.at(i)) {
+            // Mostly it is the tensor's neighbour, and need not be searched for.
+            let tensors = self.model.tensors;
+            let beside = [number.wrapping_add(1), number.wrapping_sub(1)];
+            let beside = beside.into_iter().filter_map(|i| tensors.at(i)).find(|t| t.name == self.name);
+            let found = || tensors.find(&self.name).and_then(|i| tensors.at(i));
+            if let Some(weight) = beside.or_else(found) {
                 let name = ending.trim_start_matches(['.', '_']);
                 let p = Parameter {
                     name,
