@@ -10,6 +10,8 @@ mod sink;
 mod unpack;
 mod write;
 
+pub(crate) use model::ImageModel;
 pub use pack::{PackedRanks, pack_ranks};
 pub use reshard::{Relayout, reshard};
+pub(crate) use set::Provider;
 pub(crate) use unpack::unpack_ranks;

@@ -32,7 +32,7 @@ pub(super) struct RankSet<'a, 'm> {
 }
 
 /// Where a tensor's bytes are.
-pub(super) trait Provider {
+pub(crate) trait Provider {
     /// The origins of what `wanted` takes of a tensor, each with its gather.
     fn resolve(&self, tensor: u32, wanted: &Gather, take: &mut dyn FnMut(Origin, Gather));
 }
