@@ -2,16 +2,19 @@
 //!
 //! It keeps nothing on disk: whoever is still there when it comes back says so again.
 
-use crate::protocol::{
-    Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Service, Status,
-    agree, decode, encode,
+use crate::{
+    protocol::{
+        Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Service, Status,
+        agree, decode, encode,
+    },
+    store::Fence,
 };
 use flashboot_channel::{Channel, Endpoint, Host, Listen, Listener, Purpose, Security};
 use flashboot_core::{Error, Kind, Result};
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -57,12 +60,16 @@ struct Shared {
     lease: Duration,
     open: AtomicUsize,
     most: usize,
+    /// Of a service behind a store: it answers only while this stands.
+    fence: OnceLock<Fence>,
 }
 
 impl Shared {
-    fn handle(&self, request: Request) -> Answer {
+    /// `None` once another service may be there.
+    fn handle(&self, request: Request) -> Option<Answer> {
         let mut service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
-        service.handle(self.began.elapsed(), request)
+        // Looked at under the lock: whoever waited for it may have waited too long.
+        self.fence.get().is_none_or(Fence::stands).then(|| service.handle(self.began.elapsed(), request))
     }
 }
 
@@ -80,8 +87,16 @@ impl Server {
             lease: config.rules.lease,
             open: AtomicUsize::new(0),
             most: config.connections,
+            fence: OnceLock::new(),
         };
         Ok(Self { listener, endpoint, shared: Arc::new(shared) })
+    }
+
+    /// Answers only as long as `fence` stands. The first is kept.
+    #[must_use]
+    pub fn fenced(self, fence: Fence) -> Self {
+        self.shared.fence.get_or_init(|| fence);
+        self
     }
 
     /// What clients dial.
@@ -160,7 +175,13 @@ async fn talk(channel: &mut Channel, shared: &Shared, others: usize) -> Result<(
     let idle = shared.lease.saturating_mul(3);
     while let Some(frame) = channel.receive(MAX_REQUEST, idle).await? {
         match decode::<Request>(&frame) {
-            Ok(request) => channel.send(&encode(&shared.handle(request)), MAX_ANSWER, STEP).await?,
+            Ok(request) => match shared.handle(request) {
+                Some(answer) => channel.send(&encode(&answer), MAX_ANSWER, STEP).await?,
+                None => {
+                    let detail = "this service's term is over; another may be there";
+                    return Err(Error::new(Kind::Cancelled, "request", detail).with_peer(&peer));
+                }
+            },
             Err(refusal) => {
                 let answer = Answer::Refused(refusal.clone());
                 channel.send(&encode(&answer), MAX_ANSWER, STEP).await?;
