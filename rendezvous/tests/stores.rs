@@ -69,7 +69,7 @@ struct Shared {
 impl Shared {
     fn store(path: &Path) -> Arc<dyn Store> {
         let address = format!("dir:{}", path.display()).parse().unwrap();
-        open(&address, &EtcdConfig::default()).unwrap().unwrap()
+        open(&address, &EtcdConfig::default()).unwrap()
     }
 
     fn service(path: &Path) -> (Post, JoinHandle<()>) {

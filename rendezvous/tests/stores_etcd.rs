@@ -28,7 +28,7 @@ const KEY: &str = "fleet/service";
 
 fn store(etcd: &EtcdServer) -> Arc<dyn Store> {
     let address: Address = etcd.address("fleet").parse().unwrap();
-    open(&address, &EtcdConfig::default()).unwrap().unwrap()
+    open(&address, &EtcdConfig::default()).unwrap()
 }
 
 struct Service {

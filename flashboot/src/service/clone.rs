@@ -1,13 +1,12 @@
 //! A clone: what is asked for, proved, read, committed; then served on, until it is asked to go.
 
 use super::{
-    payload,
+    client, payload,
     seat::{Seat, blocking},
-    security,
     sources::{Hop, Members, peer},
+    standing::Standing,
 };
 use crate::{config::Chunk, replicate::die};
-use flashboot_channel::Endpoint;
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result, ShardId,
@@ -18,7 +17,8 @@ use flashboot_cuda::CudaArena;
 use flashboot_driver::{Job, Limits, Step, replicate};
 use flashboot_rendezvous::{
     Client, Membership, fetch_manifest, find,
-    protocol::{MemberId, Role, Wanted},
+    protocol::{MemberId, Role, Rules, Wanted},
+    store::Address,
 };
 use serde::Serialize;
 use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
@@ -30,7 +30,7 @@ pub struct CloneRequest {
     /// What.
     pub wanted: Wanted,
     /// The service.
-    pub rendezvous: Endpoint,
+    pub rendezvous: Address,
     /// Begin when so many clones have come; `None`: at once.
     pub expect: Option<u32>,
     /// Write the payload there, once all of it is verified.
@@ -124,13 +124,19 @@ pub async fn clone(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     tokio::pin!(stop);
-    let client = Arc::new(Client::new(request.rendezvous.clone(), security(&request.seat.network()).await?));
+    let (client, security) = client(&request.rendezvous, &request.seat.network()).await?;
     let (cloned, membership, held) = tokio::select! {
         done = read(&request, &client) => done?,
         // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     told(&cloned);
+    let lease = Rules::default().lease;
+    let standing = if request.leave {
+        None
+    } else {
+        Standing::candidate(&request.seat, &request.rendezvous, lease, &security)
+    };
     let evicted = loop {
         if request.leave {
             break None;
@@ -148,6 +154,9 @@ pub async fn clone(
         request.seat.go(&client, membership, held.1).await;
     }
     drop(held.0);
+    if let Some(standing) = standing {
+        standing.end().await;
+    }
     evicted.map_or(Ok(()), Err)
 }
 

@@ -54,6 +54,12 @@ pub enum AddressError {
     Directory,
 }
 
+impl From<Endpoint> for Address {
+    fn from(endpoint: Endpoint) -> Self {
+        Self::Tcp(endpoint)
+    }
+}
+
 impl FromStr for Address {
     type Err = AddressError;
 

@@ -70,15 +70,20 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn take(&self, endpoint: &Endpoint, lease: Duration) -> Result<Option<Term>>;
 }
 
-/// The store at `address`; `None` for a service's own address. Nothing is dialled yet.
+/// The store at `address`. Nothing is dialled yet.
 ///
 /// # Errors
-/// [`Kind::Unavailable`] for an etcd in a build without it; [`Kind::Permission`] for one off loopback without TLS.
-pub fn open(address: &Address, etcd: &EtcdConfig) -> Result<Option<Arc<dyn Store>>> {
+/// [`Kind::Invalid`] for a service's own address; [`Kind::Unavailable`] for an etcd in a build without it;
+/// [`Kind::Permission`] for one off loopback without TLS.
+pub fn open(address: &Address, etcd: &EtcdConfig) -> Result<Arc<dyn Store>> {
     match address {
-        Address::Tcp(_) => Ok(None),
-        Address::Dir(path) => Ok(Some(Arc::new(dir::Dir::new(path.clone())?))),
-        Address::Etcd(address) => opened(address, etcd).map(Some),
+        Address::Tcp(_) => {
+            let detail = format!("{address} is a service's own address, and no store that names one");
+            Err(Error::new(Kind::Invalid, "rendezvous", detail)
+                .with_remedy("name an etcd (etcd://HOST:PORT/NAME) or a directory (dir:PATH)"))
+        }
+        Address::Dir(path) => Ok(Arc::new(dir::Dir::new(path.clone())?)),
+        Address::Etcd(address) => opened(address, etcd),
     }
 }
 
@@ -99,13 +104,10 @@ fn opened(address: &EtcdAddress, _config: &EtcdConfig) -> Result<Arc<dyn Store>>
 /// # Errors
 /// Those of [`open`].
 pub fn client(address: &Address, etcd: &EtcdConfig, security: Security) -> Result<crate::Client> {
-    Ok(match (address, open(address, etcd)?) {
-        (Address::Tcp(endpoint), _) => crate::Client::new(endpoint.clone(), security),
-        (_, Some(store)) => crate::Client::through(store, security),
-        (other, None) => {
-            return Err(Error::new(Kind::Invalid, "rendezvous", format!("{other} is no store")));
-        }
-    })
+    match address {
+        Address::Tcp(endpoint) => Ok(crate::Client::new(endpoint.clone(), security)),
+        store => Ok(crate::Client::through(open(store, etcd)?, security)),
+    }
 }
 
 /// A number that no two services share.

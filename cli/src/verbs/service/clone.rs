@@ -9,8 +9,7 @@ use flashboot::{
     config::Config,
     service::{self, CloneRequest, Cloned, KillAt},
 };
-use flashboot_channel::Endpoint;
-use flashboot_rendezvous::protocol::Wanted;
+use flashboot_rendezvous::{protocol::Wanted, store::Address};
 use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
 
 #[derive(Debug, Args)]
@@ -28,9 +27,9 @@ pub(crate) struct CloneArgs {
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
-    /// The replication service: what `flashboot rendezvous` or `flashboot seed --embed` printed
-    #[arg(long, value_name = "HOST:PORT")]
-    rendezvous: Endpoint,
+    /// The replication service: what `flashboot rendezvous` or `flashboot seed` printed, etcd://… or dir:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    rendezvous: Address,
     /// Begin once so many clones have come [default: at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expect: Option<u32>,
