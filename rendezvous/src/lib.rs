@@ -11,6 +11,7 @@
 
 mod board;
 mod client;
+mod inside;
 mod local;
 mod membership;
 pub mod protocol;
@@ -20,6 +21,7 @@ pub mod store;
 
 pub use board::{Board, barrier};
 pub use client::{Client, fetch_manifest, find, status};
+pub use inside::Inside;
 pub use local::LocalBoard;
 pub use membership::{Loss, Membership};
 pub use server::{Server, ServerConfig};

@@ -3,7 +3,7 @@
 use super::{
     client, payload,
     seat::{Seat, blocking},
-    sources::{Hop, Members, peer},
+    sources::{Hop, Members, peer, stall},
     standing::Standing,
 };
 use crate::{config::Chunk, replicate::die};
@@ -199,8 +199,7 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
     let geometry = Geometry::new(content.bytes, digests.block(), chunk, 1).map_err(|e| invalid(&e))?;
     let source = membership.upstream().ok_or_else(|| invalid(&"the service gave no source"))?;
     let leg = SourcedLeg { source: peer(source), shard: ShardId(0) };
-    // Whoever is next to a source that stopped finds another first, and nobody behind it leaves a healthy one.
-    let stall = settings.stall.saturating_add((settings.stall / 4).saturating_mul(depth));
+    let stall = stall(settings.stall, depth);
     let blocks = digests.values().len() as u64;
     let job = Job {
         arena: Arc::clone(&held.arena),
@@ -209,8 +208,8 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
         policy: Policy { stall, ..settings.policy() },
         limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
     };
-    let sources =
-        Members::new(Arc::clone(&membership), Arc::clone(&opened.endpoints), Arc::clone(&held.arena), seat);
+    let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
+    let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
     let sources = Arc::new(sources);
     let began = Instant::now();
     let mut observer = {

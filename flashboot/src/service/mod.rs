@@ -12,12 +12,16 @@ mod seed;
 mod sources;
 mod standing;
 
+// What the ranks of a `replicate` do in the same way.
+pub(crate) use seat::{Held, random};
+pub(crate) use sources::{Hop, Members, peer, stall};
+
 pub use clone::{CloneRequest, Cloned, KillAt, clone};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 
 use crate::network::Network;
-use flashboot_channel::{Host, Security};
+use flashboot_channel::{Host, Security, SecurityConfig};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
     Client, Server,
@@ -31,7 +35,11 @@ const CONNECTIONS: usize = 20_000;
 
 /// Reads what `network` says of channels, off the runtime.
 pub(crate) async fn security(network: &Network) -> Result<Security> {
-    let config = network.security();
+    loaded(network.security()).await
+}
+
+/// Reads what `config` names, off the runtime.
+pub(crate) async fn loaded(config: SecurityConfig) -> Result<Security> {
     let loaded = tokio::task::spawn_blocking(move || Security::load(&config)).await;
     loaded.unwrap_or_else(|e| {
         Err(Error::new(Kind::Exhausted, "security", format!("a thread to read files: {e}")))

@@ -62,11 +62,51 @@ pub(super) struct Opened {
 }
 
 /// An arena that others can read.
-pub(super) struct Held {
-    pub(super) arena: Arc<dyn Arena>,
-    pub(super) generation: Generation,
+pub(crate) struct Held {
+    pub(crate) arena: Arc<dyn Arena>,
+    pub(crate) generation: Generation,
     /// Dropped, nobody can begin to read.
-    pub(super) exports: Vec<Box<dyn Export>>,
+    pub(crate) exports: Vec<Box<dyn Export>>,
+}
+
+impl Held {
+    /// What the member that holds it says of itself: of a seed, that all of the content is there.
+    pub(crate) fn registration(
+        &self,
+        (role, content): (Role, Content),
+        secret: u64,
+        labels: &Labels,
+        transports: &[TransportName],
+        readers: u32,
+    ) -> Result<Registration> {
+        let Labels { name, domain, rail, rack } = labels.clone();
+        let gpu = match self.arena.location() {
+            Location::Gpu { uuid, .. } => Some(uuid),
+            _ => None,
+        };
+        Ok(Registration {
+            member: MemberId(self.generation),
+            secret,
+            name,
+            role,
+            holds: if role == Role::Seed { content.bytes } else { 0 },
+            content,
+            place: Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack },
+            locators: self.exports.iter().map(|export| export.locator().encode()).collect(),
+            transports: transports.to_vec(),
+            readers,
+            expect: None,
+            upstream: None,
+            epoch: 0,
+        })
+    }
+}
+
+/// Bits for what must not be guessed or met twice.
+pub(crate) fn random() -> Result<u64> {
+    getrandom::u64().map_err(|e| {
+        Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
+    })
 }
 
 /// Runs `work` on a thread that may block.
@@ -126,10 +166,7 @@ impl Seat {
             None => host_arena(spec, memory),
         })
         .await?;
-        let bits = getrandom::u64().map_err(|e| {
-            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
-        })?;
-        let generation = Generation::from_random(bits);
+        let generation = Generation::from_random(random()?);
         arena.begin(generation);
         let exports = opened.endpoints.export(&arena, self.config.replicate.import_timeout).await?;
         Ok(Held { arena, generation, exports })
@@ -144,28 +181,9 @@ impl Seat {
         (role, content, expect): (Role, Content, Option<u32>),
         manifest: Vec<u8>,
     ) -> Result<Membership> {
-        let secret = getrandom::u64().map_err(|e| {
-            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
-        })?;
-        let Labels { name, domain, rail, rack } = self.labels.clone();
-        let gpu = match held.arena.location() {
-            Location::Gpu { uuid, .. } => Some(uuid),
-            _ => None,
-        };
         let said = Registration {
-            member: MemberId(held.generation),
-            secret,
-            name,
-            role,
-            holds: if role == Role::Seed { content.bytes } else { 0 },
-            content,
-            place: Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack },
-            locators: held.exports.iter().map(|export| export.locator().encode()).collect(),
-            transports: opened.transports.clone(),
-            readers: self.readers,
             expect,
-            upstream: None,
-            epoch: 0,
+            ..held.registration((role, content), random()?, &self.labels, &opened.transports, self.readers)?
         };
         Membership::join(Arc::clone(client), said, Arc::new(manifest), self.patience).await
     }
