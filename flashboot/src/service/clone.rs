@@ -1,12 +1,14 @@
 //! A clone: what is asked for, proved, read, committed; then served on, until it is asked to go.
 
 use super::{
-    client, payload,
+    KillAt, client,
+    kill::Moment,
+    payload,
     seat::{Seat, blocking},
     sources::{Hop, Members, peer, stall},
     standing::Standing,
 };
-use crate::{config::Chunk, replicate::die};
+use crate::config::Chunk;
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result, ShardId,
@@ -21,7 +23,7 @@ use flashboot_rendezvous::{
     store::Address,
 };
 use serde::Serialize;
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// A clone to be.
@@ -37,38 +39,10 @@ pub struct CloneRequest {
     pub output: Option<PathBuf>,
     /// Go once complete and nobody reads from it; else serve until asked to go.
     pub leave: bool,
-    /// For tests: where it kills itself.
+    /// For tests: when it kills, and whom.
     pub kill: Option<KillAt>,
     /// Everything else.
     pub seat: Seat,
-}
-
-/// A moment at which a clone kills itself: for tests of what the others do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillAt {
-    /// It has a source, and has read nothing.
-    Registered,
-    /// It pulls this chunk.
-    Pull(u64),
-    /// It has verified this chunk.
-    Chunk(u64),
-    /// It has everything, and has told nobody.
-    Complete,
-}
-
-impl FromStr for KillAt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no chunk"));
-        match text.split_once(':') {
-            Some(("pull", chunk)) => number(chunk).map(Self::Pull),
-            Some(("chunk", chunk)) => number(chunk).map(Self::Chunk),
-            _ if text == "registered" => Ok(Self::Registered),
-            _ if text == "complete" => Ok(Self::Complete),
-            _ => Err(format!("`{text}` is not registered, pull:N, chunk:N or complete")),
-        }
-    }
 }
 
 /// A clone that has everything. Times in milliseconds, rates in bytes per second.
@@ -181,9 +155,8 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
     let held = seat.hold(&opened, content.bytes).await?;
     let said = (Role::Clone, content.clone(), request.expect);
     let membership = Arc::new(seat.join(client, &opened, &held, said, bytes).await?);
-    if request.kill == Some(KillAt::Registered) {
-        die();
-    }
+    let kill = |moment| request.kill.iter().for_each(|kill| kill.at(moment));
+    kill(Moment::Registered);
     let setup = began.elapsed();
 
     let settings = &seat.config.replicate;
@@ -214,11 +187,11 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
     let began = Instant::now();
     let mut observer = {
         let (membership, kill) = (Arc::clone(&membership), request.kill);
-        move |step: Step| match step {
-            Step::Published { bytes, .. } => membership.progress(bytes),
-            Step::Pulling { chunk, .. } if kill == Some(KillAt::Pull(chunk.index)) => die(),
-            Step::Verified { chunk, .. } if kill == Some(KillAt::Chunk(chunk.index)) => die(),
-            _ => {}
+        move |step: Step| {
+            if let Step::Published { bytes, .. } = step {
+                membership.progress(bytes);
+            }
+            kill.iter().for_each(|kill| kill.step(step));
         }
     };
     let limit = settings.transfer_timeout;
@@ -228,9 +201,7 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
         .map_err(|_| Error::new(Kind::Deadline, "clone", format!("not complete within {limit:?}")))??;
     drop(observer);
     let ready = began.elapsed();
-    if request.kill == Some(KillAt::Complete) {
-        die();
-    }
+    kill(Moment::Complete);
     membership.complete();
     if let Some(path) = request.output.clone() {
         let arena = Arc::clone(&held.arena);

@@ -2,10 +2,12 @@
 //!
 //! [`seed`](fn@seed) fills an arena from disk and serves it; [`clone`](fn@clone) learns from the service what proves the image and whom to read
 //! from, verifies every block, and serves it on. `seat` is what both do: transports, arena, registration; `sources` finds
-//! a clone another source; `standing` is a service in a member's own process; `payload` writes the verified bytes to a file. What a clone checks its bytes against is
+//! a clone another source; `standing` is a service in a member's own process; `payload` writes the verified bytes to a file; `kill` is for
+//! tests. What a clone checks its bytes against is
 //! covered by the image's id, and never comes from its source alone.
 
 mod clone;
+mod kill;
 mod payload;
 mod seat;
 mod seed;
@@ -16,7 +18,8 @@ mod standing;
 pub(crate) use seat::{Held, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
 
-pub use clone::{CloneRequest, Cloned, KillAt, clone};
+pub use clone::{CloneRequest, Cloned, clone};
+pub use kill::{KillAt, Moment};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 

@@ -41,7 +41,7 @@ pub(crate) struct CloneArgs {
     leave: bool,
     #[command(flatten)]
     seat: SeatArgs,
-    /// For tests: kill itself there (registered, pull:N, chunk:N, complete)
+    /// For tests: kill itself, or @PID, there (registered, pull:N, chunk:N, complete)
     #[arg(long, hide = true, value_name = "WHERE")]
     kill: Option<KillAt>,
 }
