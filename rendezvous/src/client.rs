@@ -115,7 +115,9 @@ impl Client {
         let endpoint = match &self.way {
             Way::Endpoint(endpoint) => endpoint.clone(),
             Way::Store(store) => store.find(FIND).await?,
-            Way::Inside(_) => return Err(Error::new(Kind::Invalid, "rendezvous", "nothing is dialled in a process")),
+            Way::Inside(_) => {
+                return Err(Error::new(Kind::Invalid, "rendezvous", "nothing is dialled in a process"));
+            }
         };
         let mut channel = dial(&endpoint, &self.security, how).await?;
         channel.send(&encode(&Hello::ours()), MAX_REQUEST, ANSWER).await?;

@@ -5,8 +5,8 @@
 use crate::{
     Inside,
     protocol::{
-        Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Status, agree, decode,
-        encode,
+        Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Status, agree,
+        decode, encode,
     },
     store::Fence,
 };

@@ -24,7 +24,7 @@ pub(crate) use clock::Clock;
 pub(crate) use gpu::resolve as resolve_devices;
 pub(crate) use job::{put, wait, who};
 pub(crate) use let_go::LetGo;
-pub(crate) use load::{fill, threads};
+pub(crate) use load::{fill, fill_range, threads};
 pub(crate) use parent::{listen, spawn};
 pub(crate) use worker::{die, die_with_parent, host_arena};
 

@@ -1,12 +1,13 @@
 //! Seeds and clones that find each other at the replication service, and come and go.
 //!
 //! [`seed`](fn@seed) fills an arena from disk and serves it; [`clone`](fn@clone) learns from the service what proves the image and whom to read
-//! from, verifies every block, and serves it on. `seat` is what both do: transports, arena, registration; `sources` finds
-//! a clone another source; `standing` is a service in a member's own process; `payload` writes the verified bytes to a file; `kill` is for
-//! tests. What a clone checks its bytes against is
+//! from, verifies every block, and serves it on; [`gather`](fn@gather) reads its part from disk and the others' from them. `seat` is what
+//! all do: transports, arena, registration; `sources` finds a clone another source; `standing` is a service in a member's own
+//! process; `payload` writes the verified bytes to a file; `kill` is for tests. What a clone checks its bytes against is
 //! covered by the image's id, and never comes from its source alone.
 
 mod clone;
+mod gather;
 mod kill;
 mod payload;
 mod seat;
@@ -19,6 +20,7 @@ pub(crate) use seat::{Held, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
 
 pub use clone::{CloneRequest, Cloned, clone};
+pub use gather::{GatherRequest, Gathered, gather};
 pub use kill::{KillAt, Moment};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};

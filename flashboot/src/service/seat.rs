@@ -57,7 +57,7 @@ pub struct Seat {
 pub(super) struct Opened {
     pub(super) endpoints: Arc<Endpoints>,
     device: Option<Device>,
-    transports: Vec<TransportName>,
+    pub(super) transports: Vec<TransportName>,
     _scratch: Scratch,
 }
 
@@ -79,26 +79,38 @@ impl Held {
         transports: &[TransportName],
         readers: u32,
     ) -> Result<Registration> {
-        let Labels { name, domain, rail, rack } = labels.clone();
-        let gpu = match self.arena.location() {
-            Location::Gpu { uuid, .. } => Some(uuid),
-            _ => None,
-        };
         Ok(Registration {
             member: MemberId(self.generation),
             secret,
-            name,
+            name: labels.name.clone(),
             role,
             holds: if role == Role::Seed { content.bytes } else { 0 },
             content,
-            place: Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack },
-            locators: self.exports.iter().map(|export| export.locator().encode()).collect(),
+            place: self.place(labels)?,
+            locators: self.locators(),
             transports: transports.to_vec(),
             readers,
             expect: None,
             upstream: None,
             epoch: 0,
         })
+    }
+}
+
+impl Held {
+    /// Where it is.
+    pub(super) fn place(&self, labels: &Labels) -> Result<Place> {
+        let Labels { domain, rail, rack, .. } = labels.clone();
+        let gpu = match self.arena.location() {
+            Location::Gpu { uuid, .. } => Some(uuid),
+            _ => None,
+        };
+        Ok(Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack })
+    }
+
+    /// How it can be read, by every transport.
+    pub(super) fn locators(&self) -> Vec<String> {
+        self.exports.iter().map(|export| export.locator().encode()).collect()
     }
 }
 
@@ -156,7 +168,12 @@ impl Seat {
 
     /// Makes an arena for `bytes`; nothing is in it, and nobody can read it yet.
     pub(super) async fn hold(&self, opened: &Opened, bytes: u64) -> Result<Held> {
-        let spec = ArenaSpec { payload: bytes, shards: 1 };
+        self.hold_shards(opened, bytes, 1).await
+    }
+
+    /// The same, with a progress word for each of so many shards.
+    pub(super) async fn hold_shards(&self, opened: &Opened, bytes: u64, shards: u32) -> Result<Held> {
+        let spec = ArenaSpec { payload: bytes, shards };
         let (device, memory) = (opened.device.clone(), self.config.memory);
         let arena = blocking(move || match device {
             Some(device) => {

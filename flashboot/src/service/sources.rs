@@ -112,7 +112,8 @@ pub(crate) fn peer(member: MemberId) -> PeerId {
     PeerId(member.0.word())
 }
 
-fn member(peer: PeerId) -> Option<MemberId> {
+/// The member that a peer is.
+pub(super) fn member(peer: PeerId) -> Option<MemberId> {
     Generation::from_word(peer.0).map(MemberId)
 }
 
