@@ -56,7 +56,7 @@ impl FromStr for KillAt {
     fn from_str(text: &str) -> Result<Self, String> {
         let (moment, pid) = match text.split_once('@') {
             Some((moment, pid)) => {
-                let pid = pid.parse().ok().and_then(Pid::from_raw);
+                let pid = pid.parse::<u32>().ok().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
                 (moment, Some(pid.ok_or_else(|| format!("`{text}` names no process"))?))
             }
             None => (text, None),
