@@ -23,8 +23,8 @@ pub(crate) struct GatherArgs {
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
-    /// The replication service: what `flashboot rendezvous` printed
-    #[arg(long, value_name = "HOST:PORT")]
+    /// The replication service: what `flashboot rendezvous` printed, etcd://… or dir:PATH
+    #[arg(long, value_name = "ADDRESS")]
     rendezvous: Address,
     /// Which ring, where several gather the same at one service
     #[arg(long, default_value = "", hide_default_value = true)]
