@@ -23,7 +23,7 @@ struct Nodes {
 
 impl Nodes {
     fn new(transport: &'static str) -> Self {
-        let place = Place::new();
+        let place = Place::in_memory();
         let image = place.image("m", &[("a", 70 * MIB), ("b", 9)]);
         let (service, endpoint) = service(&place, "127.0.0.1:0");
         Self { place, image, endpoint, _service: service, transport }
@@ -86,7 +86,7 @@ fn nodes_read_a_part_each_and_complete_one_another() {
 
 #[test]
 fn a_lost_nodes_shard_is_read_again_by_its_successor_and_the_rest_complete() {
-    for transport in ["ipc", "tcp"] {
+    let over = |transport: &'static str| {
         let all = Nodes::new(transport);
         for (victim, moment) in
             [(1, "registered"), (2, "pull:0"), (0, "chunk:0"), (3, "pull:2"), (1, "chunk:2"), (2, "complete")]
@@ -121,7 +121,8 @@ fn a_lost_nodes_shard_is_read_again_by_its_successor_and_the_rest_complete() {
                 );
             }
         }
-    }
+    };
+    std::thread::scope(|scope| ["ipc", "tcp"].map(|transport| scope.spawn(move || over(transport))));
 }
 
 #[test]

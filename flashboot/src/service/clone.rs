@@ -134,9 +134,14 @@ pub async fn clone(
     evicted.map_or(Ok(()), Err)
 }
 
-type Kept = (super::seat::Opened, super::seat::Held);
+/// What a clone keeps as long as it serves.
+pub(super) type Kept = (super::seat::Opened, super::seat::Held);
 
-async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, Arc<Membership>, Kept)> {
+/// Until everything is there, verified and committed.
+pub(super) async fn read(
+    request: &CloneRequest,
+    client: &Arc<Client>,
+) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
     let content = find(client, wanted, seat.patience).await?;

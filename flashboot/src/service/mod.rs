@@ -10,6 +10,7 @@ mod clone;
 mod gather;
 mod kill;
 mod payload;
+mod ranks;
 mod seat;
 mod seed;
 mod sources;
@@ -22,6 +23,7 @@ pub(crate) use sources::{Hop, Members, peer, stall};
 pub use clone::{CloneRequest, Cloned, clone};
 pub use gather::{GatherRequest, Gathered, gather};
 pub use kill::{KillAt, Moment};
+pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 
