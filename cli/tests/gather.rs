@@ -122,7 +122,9 @@ fn a_lost_nodes_shard_is_read_again_by_its_successor_and_the_rest_complete() {
             }
         }
     };
-    std::thread::scope(|scope| ["ipc", "tcp"].map(|transport| scope.spawn(move || over(transport))));
+    std::thread::scope(|scope| {
+        ["ipc", "tcp"].into_iter().for_each(|transport| drop(scope.spawn(move || over(transport))))
+    });
 }
 
 #[test]
