@@ -92,6 +92,8 @@ pub(crate) enum Verb {
     Seed(Box<verbs::service::seed::SeedArgs>),
     /// Clone an image that others hold, verify every block, and serve it on
     Clone(Box<verbs::service::clone::CloneArgs>),
+    /// As one of N nodes read 1/N of an image from disk, and complete it from the others in a ring
+    Gather(Box<verbs::service::gather::GatherArgs>),
     /// Say who holds what, and who reads from whom
     Status(verbs::service::status::StatusArgs),
     /// What moving and hashing cost here, beside what the hardware allows

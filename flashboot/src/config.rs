@@ -3,7 +3,7 @@
 //! A face merges its sources (defaults, file, environment, flags) into one [`Config`]; nothing here knows where
 //! a value came from.
 
-use crate::network::{Network, Rdma, Security, Tcp};
+use crate::network::{Etcd, Network, Rdma, Security, Tcp};
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -28,12 +28,15 @@ pub struct Config {
     pub rdma: Rdma,
     /// What protects channels between hosts.
     pub security: Security,
+    /// The etcd that says where the replication service is, for `--rendezvous etcd://…`.
+    pub etcd: Etcd,
 }
 
 impl Config {
     /// Everything about the network.
     pub fn network(&self) -> Network {
-        Network { tcp: self.tcp.clone(), rdma: self.rdma.clone(), security: self.security.clone() }
+        let Self { tcp, rdma, security, etcd, .. } = self.clone();
+        Network { tcp, rdma, security, etcd }
     }
 }
 

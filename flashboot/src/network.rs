@@ -1,8 +1,10 @@
 //! Settings of what crosses between hosts: the `tcp` and `rdma` transports, and what protects their channels.
 
+mod etcd;
 mod rdma;
 
 use crate::config::{NotASetting, duration};
+pub use etcd::Etcd;
 use flashboot_backend_tcp::TcpConfig;
 use flashboot_channel::{Host, SecurityConfig, TlsPolicy};
 use flashboot_core::ByteSize;
@@ -20,6 +22,8 @@ pub struct Network {
     pub rdma: Rdma,
     /// What protects channels.
     pub security: Security,
+    /// The etcd that says where the replication service is.
+    pub etcd: Etcd,
 }
 
 /// The `tcp` transport.
@@ -94,6 +98,11 @@ impl Network {
             device: device.map(str::to_owned),
             ..TcpConfig::default()
         }
+    }
+
+    /// What others dial, where it is not the address listened at.
+    pub(crate) fn advertise(&self) -> Option<&Host> {
+        self.tcp.advertise.as_ref().map(|advertised| &advertised.0)
     }
 
     /// As channels want it.

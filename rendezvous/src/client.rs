@@ -1,16 +1,18 @@
-//! Asking the service: one connection, kept, and dialled again when it is gone.
+//! Asking the service: one connection, kept, and dialled again when it is gone; or none, within one process.
 
 use crate::{
+    Inside,
     protocol::{
         Answer, Content, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Request, Status, Wanted, decode,
         encode,
     },
     server::purpose,
+    store::Store,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flashboot_channel::{Channel, Dial, Endpoint, Liveness, Security, dial};
 use flashboot_core::{Error, Kind, Result};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
@@ -18,26 +20,52 @@ use tokio::{
 
 /// How long one question and its answer may take, with the dialling.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+/// How long a store is waited for until it names a service.
+const FIND: Duration = Duration::from_secs(2);
 /// How soon to try again what failed for want of a connection.
 pub(crate) const AGAIN: Duration = Duration::from_millis(100);
 
 /// A client. Every question may be asked twice, so a connection that is gone is dialled again and it is asked again.
 #[derive(Debug)]
 pub struct Client {
-    endpoint: Endpoint,
+    way: Way,
     security: Security,
     connection: Mutex<Option<Channel>>,
+}
+
+/// How the service is found.
+#[derive(Debug)]
+enum Way {
+    Endpoint(Endpoint),
+    /// Asked again whenever a connection is made: another service may be there by then.
+    Store(Arc<dyn Store>),
+    /// It is in this process.
+    Inside(Arc<Inside>),
 }
 
 impl Client {
     /// Of the service at `endpoint`. Nothing is dialled before the first question.
     pub fn new(endpoint: Endpoint, security: Security) -> Self {
-        Self { endpoint, security, connection: Mutex::new(None) }
+        Self { way: Way::Endpoint(endpoint), security, connection: Mutex::new(None) }
     }
 
-    /// The service's address, as errors name it.
+    /// Of the service that `store` names. Nothing is dialled before the first question.
+    pub fn through(store: Arc<dyn Store>, security: Security) -> Self {
+        Self { way: Way::Store(store), security, connection: Mutex::new(None) }
+    }
+
+    /// Of the service in this process.
+    pub fn inside(service: Arc<Inside>) -> Self {
+        Self { way: Way::Inside(service), security: Security::default(), connection: Mutex::new(None) }
+    }
+
+    /// The service's address, as errors name it; or the store's.
     pub fn peer(&self) -> String {
-        self.endpoint.place()
+        match &self.way {
+            Way::Endpoint(endpoint) => endpoint.place(),
+            Way::Store(store) => store.name(),
+            Way::Inside(_) => "this process's service".into(),
+        }
     }
 
     /// Asks, within 5 s; one that is being asked by another task waits for its turn first.
@@ -46,6 +74,9 @@ impl Client {
     /// The channel's own; [`Kind::Mismatch`] for a release that speaks no version of ours, [`Kind::Protocol`] for what
     /// is no answer. A refusal is an [`Answer`].
     pub async fn ask(&self, request: &Request) -> Result<Answer> {
+        if let Way::Inside(service) = &self.way {
+            return Ok(service.handle(request.clone()));
+        }
         let late = |_| {
             Err(Error::new(Kind::Deadline, "rendezvous", format!("no answer within {ANSWER:?}"))
                 .with_peer(self.peer()))
@@ -81,7 +112,14 @@ impl Client {
 
     async fn dial(&self) -> Result<Channel> {
         let how = Dial { purpose: purpose()?, timeout: ANSWER, liveness: Liveness::default() };
-        let mut channel = dial(&self.endpoint, &self.security, how).await?;
+        let endpoint = match &self.way {
+            Way::Endpoint(endpoint) => endpoint.clone(),
+            Way::Store(store) => store.find(FIND).await?,
+            Way::Inside(_) => {
+                return Err(Error::new(Kind::Invalid, "rendezvous", "nothing is dialled in a process"));
+            }
+        };
+        let mut channel = dial(&endpoint, &self.security, how).await?;
         channel.send(&encode(&Hello::ours()), MAX_REQUEST, ANSWER).await?;
         let greeting = channel.receive(MAX_ANSWER, ANSWER).await?.ok_or_else(|| self.closed())?;
         let refused = |refusal: crate::protocol::Refusal| refusal.into_error("hello", &self.peer());

@@ -6,6 +6,7 @@
 
 pub(crate) mod cache;
 mod debian;
+mod etcd;
 mod fuzz;
 mod ignored;
 pub(crate) mod python;
@@ -69,6 +70,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         (ENGINES_VARIABLE, engines),
     ];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
+    etcd::run(workspace, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
     stages.run("loom", || run_loom(workspace));

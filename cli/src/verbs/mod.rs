@@ -45,6 +45,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Rendezvous(args) => args.overrides(&mut overrides),
         Verb::Seed(args) => args.overrides(&mut overrides),
         Verb::Clone(args) => args.overrides(&mut overrides),
+        Verb::Gather(args) => args.overrides(&mut overrides),
         Verb::Status(args) => args.overrides(&mut overrides),
         _ => {}
     }
@@ -67,6 +68,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Rendezvous(args) => service::rendezvous::run(&args, config, output),
         Verb::Seed(args) => service::seed::run(&args, config, output),
         Verb::Clone(args) => service::clone::run(&args, config, output),
+        Verb::Gather(args) => service::gather::run(&args, config, output),
         Verb::Status(args) => service::status::run(&args, config, output),
         Verb::Bench(args) => bench::run(&args, config, output),
         Verb::Doctor(args) => doctor::run(&args, config, output),

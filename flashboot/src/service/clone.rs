@@ -1,13 +1,14 @@
 //! A clone: what is asked for, proved, read, committed; then served on, until it is asked to go.
 
 use super::{
+    KillAt, client,
+    kill::Moment,
     payload,
     seat::{Seat, blocking},
-    security,
-    sources::{Hop, Members, peer},
+    sources::{Hop, Members, peer, stall},
+    standing::Standing,
 };
-use crate::{config::Chunk, replicate::die};
-use flashboot_channel::Endpoint;
+use crate::config::Chunk;
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result, ShardId,
@@ -18,10 +19,11 @@ use flashboot_cuda::CudaArena;
 use flashboot_driver::{Job, Limits, Step, replicate};
 use flashboot_rendezvous::{
     Client, Membership, fetch_manifest, find,
-    protocol::{MemberId, Role, Wanted},
+    protocol::{MemberId, Role, Rules, Wanted},
+    store::Address,
 };
 use serde::Serialize;
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// A clone to be.
@@ -30,45 +32,17 @@ pub struct CloneRequest {
     /// What.
     pub wanted: Wanted,
     /// The service.
-    pub rendezvous: Endpoint,
+    pub rendezvous: Address,
     /// Begin when so many clones have come; `None`: at once.
     pub expect: Option<u32>,
     /// Write the payload there, once all of it is verified.
     pub output: Option<PathBuf>,
     /// Go once complete and nobody reads from it; else serve until asked to go.
     pub leave: bool,
-    /// For tests: where it kills itself.
+    /// For tests: when it kills, and whom.
     pub kill: Option<KillAt>,
     /// Everything else.
     pub seat: Seat,
-}
-
-/// A moment at which a clone kills itself: for tests of what the others do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillAt {
-    /// It has a source, and has read nothing.
-    Registered,
-    /// It pulls this chunk.
-    Pull(u64),
-    /// It has verified this chunk.
-    Chunk(u64),
-    /// It has everything, and has told nobody.
-    Complete,
-}
-
-impl FromStr for KillAt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no chunk"));
-        match text.split_once(':') {
-            Some(("pull", chunk)) => number(chunk).map(Self::Pull),
-            Some(("chunk", chunk)) => number(chunk).map(Self::Chunk),
-            _ if text == "registered" => Ok(Self::Registered),
-            _ if text == "complete" => Ok(Self::Complete),
-            _ => Err(format!("`{text}` is not registered, pull:N, chunk:N or complete")),
-        }
-    }
 }
 
 /// A clone that has everything. Times in milliseconds, rates in bytes per second.
@@ -124,13 +98,19 @@ pub async fn clone(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     tokio::pin!(stop);
-    let client = Arc::new(Client::new(request.rendezvous.clone(), security(&request.seat.network()).await?));
+    let (client, security) = client(&request.rendezvous, &request.seat.network()).await?;
     let (cloned, membership, held) = tokio::select! {
         done = read(&request, &client) => done?,
         // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     told(&cloned);
+    let lease = Rules::default().lease;
+    let standing = if request.leave {
+        None
+    } else {
+        Standing::candidate(&request.seat, &request.rendezvous, lease, &security)
+    };
     let evicted = loop {
         if request.leave {
             break None;
@@ -148,12 +128,20 @@ pub async fn clone(
         request.seat.go(&client, membership, held.1).await;
     }
     drop(held.0);
+    if let Some(standing) = standing {
+        standing.end().await;
+    }
     evicted.map_or(Ok(()), Err)
 }
 
-type Kept = (super::seat::Opened, super::seat::Held);
+/// What a clone keeps as long as it serves.
+pub(super) type Kept = (super::seat::Opened, super::seat::Held);
 
-async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, Arc<Membership>, Kept)> {
+/// Until everything is there, verified and committed.
+pub(super) async fn read(
+    request: &CloneRequest,
+    client: &Arc<Client>,
+) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
     let content = find(client, wanted, seat.patience).await?;
@@ -172,9 +160,8 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
     let held = seat.hold(&opened, content.bytes).await?;
     let said = (Role::Clone, content.clone(), request.expect);
     let membership = Arc::new(seat.join(client, &opened, &held, said, bytes).await?);
-    if request.kill == Some(KillAt::Registered) {
-        die();
-    }
+    let kill = |moment| request.kill.iter().for_each(|kill| kill.at(moment));
+    kill(Moment::Registered);
     let setup = began.elapsed();
 
     let settings = &seat.config.replicate;
@@ -190,8 +177,7 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
     let geometry = Geometry::new(content.bytes, digests.block(), chunk, 1).map_err(|e| invalid(&e))?;
     let source = membership.upstream().ok_or_else(|| invalid(&"the service gave no source"))?;
     let leg = SourcedLeg { source: peer(source), shard: ShardId(0) };
-    // Whoever is next to a source that stopped finds another first, and nobody behind it leaves a healthy one.
-    let stall = settings.stall.saturating_add((settings.stall / 4).saturating_mul(depth));
+    let stall = stall(settings.stall, depth);
     let blocks = digests.values().len() as u64;
     let job = Job {
         arena: Arc::clone(&held.arena),
@@ -200,17 +186,17 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
         policy: Policy { stall, ..settings.policy() },
         limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
     };
-    let sources =
-        Members::new(Arc::clone(&membership), Arc::clone(&opened.endpoints), Arc::clone(&held.arena), seat);
+    let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
+    let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
     let sources = Arc::new(sources);
     let began = Instant::now();
     let mut observer = {
         let (membership, kill) = (Arc::clone(&membership), request.kill);
-        move |step: Step| match step {
-            Step::Published { bytes, .. } => membership.progress(bytes),
-            Step::Pulling { chunk, .. } if kill == Some(KillAt::Pull(chunk.index)) => die(),
-            Step::Verified { chunk, .. } if kill == Some(KillAt::Chunk(chunk.index)) => die(),
-            _ => {}
+        move |step: Step| {
+            if let Step::Published { bytes, .. } = step {
+                membership.progress(bytes);
+            }
+            kill.iter().for_each(|kill| kill.step(step));
         }
     };
     let limit = settings.transfer_timeout;
@@ -220,9 +206,7 @@ async fn read(request: &CloneRequest, client: &Arc<Client>) -> Result<(Cloned, A
         .map_err(|_| Error::new(Kind::Deadline, "clone", format!("not complete within {limit:?}")))??;
     drop(observer);
     let ready = began.elapsed();
-    if request.kill == Some(KillAt::Complete) {
-        die();
-    }
+    kill(Moment::Complete);
     membership.complete();
     if let Some(path) = request.output.clone() {
         let arena = Arc::clone(&held.arena);

@@ -1,35 +1,52 @@
 //! Seeds and clones that find each other at the replication service, and come and go.
 //!
 //! [`seed`](fn@seed) fills an arena from disk and serves it; [`clone`](fn@clone) learns from the service what proves the image and whom to read
-//! from, verifies every block, and serves it on. `seat` is what both do: transports, arena, registration; `sources` finds
-//! a clone another source; `payload` writes the verified bytes to a file. What a clone checks its bytes against is
+//! from, verifies every block, and serves it on; [`gather`](fn@gather) reads its part from disk and the others' from them. `seat` is what
+//! all do: transports, arena, registration; `sources` finds a clone another source; `standing` is a service in a member's own
+//! process; `payload` writes the verified bytes to a file; `kill` is for tests. What a clone checks its bytes against is
 //! covered by the image's id, and never comes from its source alone.
 
 mod clone;
+mod gather;
+mod kill;
 mod payload;
+mod ranks;
 mod seat;
 mod seed;
 mod sources;
+mod standing;
 
-pub use clone::{CloneRequest, Cloned, KillAt, clone};
+// What the ranks of a `replicate` do in the same way.
+pub(crate) use seat::{Held, random};
+pub(crate) use sources::{Hop, Members, peer, stall};
+
+pub use clone::{CloneRequest, Cloned, clone};
+pub use gather::{GatherRequest, Gathered, gather};
+pub use kill::{KillAt, Moment};
+pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 
 use crate::network::Network;
-use flashboot_channel::{Endpoint, Host, Security};
+use flashboot_channel::{Host, Security, SecurityConfig};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
-    Client, Server, ServerConfig,
-    protocol::{Rules, Status},
+    Client, Server,
+    protocol::Status,
+    store::{self, Address, Post},
 };
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// The most connections of a service.
 const CONNECTIONS: usize = 20_000;
 
 /// Reads what `network` says of channels, off the runtime.
 pub(crate) async fn security(network: &Network) -> Result<Security> {
-    let config = network.security();
+    loaded(network.security()).await
+}
+
+/// Reads what `config` names, off the runtime.
+pub(crate) async fn loaded(config: SecurityConfig) -> Result<Security> {
     let loaded = tokio::task::spawn_blocking(move || Security::load(&config)).await;
     loaded.unwrap_or_else(|e| {
         Err(Error::new(Kind::Exhausted, "security", format!("a thread to read files: {e}")))
@@ -43,33 +60,48 @@ pub(crate) async fn bind(
     lease: Duration,
     security: &Security,
 ) -> Result<Server> {
-    let rules = Rules { lease, ..Rules::default() };
-    let config = ServerConfig { at, advertise: advertise.cloned(), rules, connections: CONNECTIONS };
-    Server::bind(config, security).await
+    Server::bind(standing::config(at, advertise, lease), security).await
 }
 
-/// Serves the replication service until `stop`; `told` is given what clients dial. Needs a tokio runtime.
+/// The client of whatever is at `address`.
+pub(crate) async fn client(address: &Address, network: &Network) -> Result<(Arc<Client>, Security)> {
+    let security = security(network).await?;
+    Ok((Arc::new(store::client(address, &network.etcd(), security.clone())?), security))
+}
+
+/// Serves the replication service until `stop`; `told` is given what members dial. With a `store` it is one of those that
+/// stand behind it, and what members dial is the store. Needs a tokio runtime.
 ///
 /// # Errors
 /// [`Kind::Permission`] off loopback when clients would have to prove nothing; the system's own.
 pub async fn rendezvous(
     at: SocketAddr,
-    advertise: Option<&Host>,
     lease: Duration,
+    store: Option<&Address>,
     network: &Network,
-    told: impl FnOnce(&Endpoint),
+    told: impl FnOnce(&Address),
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
-    let server = bind(at, advertise, lease, &security(network).await?).await?;
-    told(server.endpoint());
-    server.serve(stop).await
+    let security = security(network).await?;
+    let config = standing::config(at, network.advertise(), lease);
+    match store {
+        None => {
+            let server = Server::bind(config, &security).await?;
+            told(&server.endpoint().clone().into());
+            server.serve(stop).await
+        }
+        Some(address) => {
+            let store = store::open(address, &network.etcd())?;
+            told(address);
+            store::stand(store, config, security, Post::default(), stop).await
+        }
+    }
 }
 
-/// Who holds what at the service at `endpoint`.
+/// Who holds what at the service at `address`.
 ///
 /// # Errors
 /// Those of [`Client::ask`].
-pub async fn status(endpoint: &Endpoint, network: &Network) -> Result<Status> {
-    let client = Client::new(endpoint.clone(), security(network).await?);
-    flashboot_rendezvous::status(&client).await
+pub async fn status(address: &Address, network: &Network) -> Result<Status> {
+    flashboot_rendezvous::status(&client(address, network).await?.0).await
 }

@@ -1,22 +1,21 @@
 //! A seed: the image from disk, every block verified, registered, served until it is asked to go.
 
 use super::{
-    bind,
+    client,
     seat::{Seat, blocking},
     security,
+    standing::Standing,
 };
 use crate::replicate::{fill, threads};
-use flashboot_channel::Endpoint;
 use flashboot_checkpoint::{Image, Manifest, RankImage};
 use flashboot_core::{Error, Kind, Result, ShardId};
 use flashboot_rendezvous::{
-    Client,
     protocol::{Content, MemberId, Role},
+    store::Address,
 };
 use serde::Serialize;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{sync::oneshot, time::Instant};
-use tracing::warn;
+use tokio::time::Instant;
 
 /// How often a seed looks whether the service still has it.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -33,8 +32,8 @@ pub struct SeedRequest {
     /// Which edition of it; may be empty.
     pub revision: String,
     /// The service; `None`: only the embedded one.
-    pub rendezvous: Option<Endpoint>,
-    /// Where to serve the service itself.
+    pub rendezvous: Option<Address>,
+    /// Where to serve the service itself; with a store, whenever that gives it the post.
     pub embed: Option<SocketAddr>,
     /// How long members of the embedded service may be silent.
     pub lease: Duration,
@@ -94,22 +93,23 @@ pub async fn seed(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let seat = request.seat.clone();
-    let security = security(&seat.network()).await?;
+    let network = seat.network();
+    let security = security(&network).await?;
     let mut rendezvous = request.rendezvous.clone();
-    // Ends when it is dropped, last of all.
-    let mut embedded = None;
-    if let Some(at) = request.embed {
-        let advertise = seat.config.tcp.advertise.as_ref().map(|advertised| &advertised.0);
-        let server = bind(at, advertise, request.lease, &security).await?;
-        rendezvous.get_or_insert_with(|| server.endpoint().clone());
-        let (keep, ended) = oneshot::channel::<()>();
-        let serve = tokio::spawn(async move {
-            if let Err(error) = server.serve(async { drop(ended.await) }).await {
-                warn!(%error, "the embedded service ended");
-            }
-        });
-        embedded = Some((keep, serve));
-    }
+    // Ends last of all.
+    let standing = match (request.embed, &rendezvous) {
+        (Some(at), Some(store @ (Address::Etcd(_) | Address::Dir(_)))) => {
+            Some(Standing::behind(store, at, request.lease, &network, &security)?)
+        }
+        (Some(at), _) => {
+            let (standing, endpoint) =
+                Standing::embedded(at, network.advertise(), request.lease, &security).await?;
+            rendezvous.get_or_insert_with(|| endpoint.into());
+            Some(standing)
+        }
+        (None, Some(address)) => Standing::candidate(&seat, address, request.lease, &security),
+        (None, None) => None,
+    };
     let nowhere = || Error::new(Kind::Invalid, "seed", "neither a service to register at nor one to embed");
     let rendezvous = rendezvous.ok_or_else(nowhere)?;
 
@@ -131,7 +131,7 @@ pub async fn seed(
     .await?;
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
 
-    let client = Arc::new(Client::new(rendezvous.clone(), security));
+    let (client, _) = client(&rendezvous, &network).await?;
     let serving = Serving {
         rendezvous: rendezvous.to_string(),
         member: MemberId(held.generation),
@@ -158,6 +158,8 @@ pub async fn seed(
         }
     };
     seat.go(&client, membership, held).await;
-    drop(embedded);
+    if let Some(standing) = standing {
+        standing.end().await;
+    }
     evicted.map_or(Ok(()), Err)
 }

@@ -4,9 +4,11 @@
 //! fetches one checks it against the image's id all the same.
 
 use super::{
-    message::PART,
+    message::{Answer, PART},
     refusal::{Reason, Refusal},
+    service::{RETRY_MS, Service, wait},
 };
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use std::collections::BTreeMap;
 
 /// By hash.
@@ -68,6 +70,27 @@ impl Manifests {
         let manifest = self.0.get(hash).filter(|m| m.bytes.len() as u64 == m.whole)?;
         let rest = manifest.bytes.get(usize::try_from(offset).ok()?..)?;
         Some(rest.get(..PART).unwrap_or(rest))
+    }
+}
+
+impl Service {
+    /// Takes a part of a manifest.
+    pub(super) fn upload(&mut self, manifest: &str, offset: u64, part: &str) -> Result<Answer, Refusal> {
+        let part =
+            STANDARD.decode(part).map_err(|e| Refusal::new(Reason::Malformed, format!("a part: {e}")))?;
+        self.manifests.upload(manifest, offset, &part)?;
+        Ok(Answer::Done)
+    }
+
+    /// Gives a part of one.
+    pub(super) fn fetch(&self, manifest: &str, offset: u64) -> Result<Answer, Refusal> {
+        match self.manifests.fetch(manifest, offset) {
+            Some(part) => Ok(Answer::Part { offset, part: STANDARD.encode(part) }),
+            None if self.groups.values().any(|g| g.content.manifest == manifest) => {
+                Ok(wait(RETRY_MS, "a seed that brings the manifest"))
+            }
+            None => Err(Refusal::new(Reason::NoSuchImage, "no seed has announced this manifest")),
+        }
     }
 }
 

@@ -6,18 +6,23 @@
 //!
 //! One file each: what is said ([`message`](self)), why something is refused ([`refusal`](self)), who there is
 //! ([`member`](self)), the nearest free link ([`placement`](self)), who may read from whom ([`graph`](self)), manifests
-//! ([`manifest`](self)), the machine itself ([`service`](self)).
+//! ([`manifest`](self)), what members are held to ([`rules`](self)), the machine itself ([`service`](self)) and its
+//! answers to who comes ([`join`](self)) and who stays or goes ([`news`](self)).
 //!
 //! Must never: read a clock, answer one thing to the first and another to the doubled message, let a member read
 //! from one that holds another content, or from one that reads from it.
 
 mod check;
 mod graph;
+mod join;
 mod manifest;
 mod member;
 mod message;
+mod news;
 mod placement;
 mod refusal;
+mod ring;
+mod rules;
 mod service;
 mod status;
 
@@ -27,5 +32,7 @@ pub use message::{
 };
 pub use placement::{Candidate, Distance, Link, choose, distance};
 pub use refusal::{Reason, Refusal};
-pub use service::{Rules, Service};
+pub use ring::{NODES, Ring, RingMember, RingNode};
+pub use rules::Rules;
+pub use service::Service;
 pub use status::{MemberStatus, Status, readers_of};

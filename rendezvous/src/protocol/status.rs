@@ -1,7 +1,11 @@
 //! Who holds what, for people and `flashboot status`.
 
-use super::member::{Content, MemberId, Place, Role};
+use super::{
+    member::{Content, MemberId, Place, Role},
+    service::{Service, millis},
+};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Everything the service knows, but secrets and locators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,4 +54,40 @@ pub struct MemberStatus {
     pub lease_left_ms: u64,
     /// Reports against it that are not yet forgotten.
     pub doubts: u32,
+}
+
+impl Service {
+    /// Who holds what, now.
+    pub fn status(&self) -> Status {
+        let mut members: Vec<_> = self.members.iter().collect();
+        members.sort_by_key(|(_, member)| member.order);
+        let mut readers = BTreeMap::<MemberId, Vec<MemberId>>::new();
+        for (id, member) in &members {
+            if let Some(upstream) = member.upstream {
+                readers.entry(upstream).or_default().push(**id);
+            }
+        }
+        let numbers: BTreeMap<_, _> = self.groups.keys().enumerate().map(|(i, group)| (*group, i)).collect();
+        let members = members.into_iter().map(|(id, m)| MemberStatus {
+            member: *id,
+            name: m.said.name.clone(),
+            role: m.said.role,
+            content: numbers.get(&m.group).copied().unwrap_or(usize::MAX),
+            holds: m.said.holds,
+            bytes_per_s: m.rate,
+            upstream: m.upstream,
+            readers: readers.remove(id).unwrap_or_default(),
+            most_readers: m.said.readers,
+            place: m.said.place.clone(),
+            transports: m.served.iter().map(|t| t.as_str().to_owned()).collect(),
+            lease_left_ms: millis(m.lease_until.saturating_sub(self.now)),
+            doubts: if m.doubted_until > self.now { m.doubts } else { 0 },
+        });
+        Status {
+            release: env!("CARGO_PKG_VERSION").into(),
+            lease_ms: millis(self.rules.lease),
+            contents: self.groups.values().map(|group| group.content.clone()).collect(),
+            members: members.collect(),
+        }
+    }
 }

@@ -26,13 +26,20 @@ pub(crate) fn install(package: &str) -> Result<()> {
 
 /// `ip` and `tc`, for the tests of several hosts.
 pub(crate) fn iproute2() -> Result<Outcome> {
-    if ["ip", "tc"].iter().all(|tool| shell::succeeds(Command::new(tool).arg("-V"))) {
+    let there = || ["ip", "tc"].iter().all(|tool| shell::succeeds(Command::new(tool).arg("-V")));
+    brought("the tests of several hosts", &["iproute2"], there)
+}
+
+/// Brings `packages` unless what they bring is `there`; skipped where this user may not.
+pub(crate) fn brought(what: &str, packages: &[&str], there: impl Fn() -> bool) -> Result<Outcome> {
+    if there() {
         return Ok(Outcome::Passed);
     }
+    let list = packages.join(" ");
     if !may_install()? {
-        let why =
-            "no iproute2; the tests of several hosts need it (Debian: `apt-get install iproute2`) and root";
-        return Ok(Outcome::Skipped(why.into()));
+        let why = format!("{what} need {list} (Debian: `apt-get install {list}`) and root");
+        return Ok(Outcome::Skipped(why));
     }
-    install("iproute2").map(|()| Outcome::Passed)
+    packages.iter().try_for_each(|package| install(package))?;
+    Ok(Outcome::Passed)
 }

@@ -4,6 +4,7 @@ use super::{Lease, Protection};
 use crate::{exit::Failure, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime};
 use clap::Args;
 use flashboot::{config::Config, network::Advertised, service};
+use flashboot_rendezvous::store::Address;
 use std::{net::SocketAddr, process::ExitCode};
 
 #[derive(Debug, Args)]
@@ -11,6 +12,9 @@ pub(crate) struct RendezvousArgs {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7400")]
     listen: SocketAddr,
+    /// Stand behind this store, and serve while no other does: etcd://HOST:PORT/NAME or dir:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    store: Option<Address>,
     /// The name or address that members dial [default: the one listened at]
     #[arg(long, value_name = "HOST")]
     advertise: Option<Advertised>,
@@ -28,9 +32,8 @@ impl RendezvousArgs {
 }
 
 pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
-    let advertise = config.tcp.advertise.as_ref().map(|advertised| &advertised.0);
     let network = config.network();
-    let told = |endpoint: &flashboot_channel::Endpoint| {
+    let told = |endpoint: &Address| {
         // A reader of stdout that is gone ends nothing.
         let _ = output
             .result(&serde_json::json!({ "endpoint": endpoint.to_string() }), || format!("{endpoint}\n"));
@@ -38,7 +41,7 @@ pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Res
     let runtime = runtime(false)?;
     runtime.block_on(async {
         let stop = interrupt::signalled();
-        service::rendezvous(args.listen, advertise, args.lease.lease, &network, told, stop).await
+        service::rendezvous(args.listen, args.lease.lease, args.store.as_ref(), &network, told, stop).await
     })?;
     Ok(ExitCode::SUCCESS)
 }

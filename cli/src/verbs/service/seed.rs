@@ -9,8 +9,8 @@ use flashboot::{
     config::Config,
     service::{self, SeedRequest, Serving},
 };
-use flashboot_channel::Endpoint;
 use flashboot_checkpoint::{Image, RankImage};
+use flashboot_rendezvous::store::Address;
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 #[derive(Debug, Args)]
@@ -20,10 +20,10 @@ pub(crate) struct SeedArgs {
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
-    /// The replication service: what `flashboot rendezvous` printed
-    #[arg(long, value_name = "HOST:PORT", required_unless_present = "embed")]
-    rendezvous: Option<Endpoint>,
-    /// Serve the replication service too, there
+    /// The replication service: what `flashboot rendezvous` printed, etcd://HOST:PORT/NAME or dir:PATH
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "embed")]
+    rendezvous: Option<Address>,
+    /// Serve the replication service too, there; with a store, whenever no other does
     #[arg(long, value_name = "ADDRESS:PORT")]
     embed: Option<SocketAddr>,
     /// What clones ask for [default: the image directory's name]
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
 }
 
 /// The rank image called so, or the only one.
-fn rank(image: &Image, name: Option<&str>) -> Result<RankImage, Failure> {
+pub(super) fn rank(image: &Image, name: Option<&str>) -> Result<RankImage, Failure> {
     let wanted = crate::verbs::replicate::source(image, name)?.rank;
     let found = image.ranks().iter().find(|rank| rank.coordinate.to_string() == wanted);
     found.cloned().ok_or_else(|| Failure::usage(format!("the image has no rank `{wanted}`")))

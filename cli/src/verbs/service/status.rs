@@ -4,15 +4,17 @@ use super::Protection;
 use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
 use clap::Args;
 use flashboot::{config::Config, service};
-use flashboot_channel::Endpoint;
-use flashboot_rendezvous::protocol::{MemberStatus, Role, Status};
+use flashboot_rendezvous::{
+    protocol::{MemberStatus, Role, Status},
+    store::Address,
+};
 use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The replication service: what `flashboot rendezvous` or `flashboot seed --embed` printed
-    #[arg(long, value_name = "HOST:PORT")]
-    rendezvous: Endpoint,
+    /// The replication service: what `flashboot rendezvous` or `flashboot seed` printed, etcd://… or dir:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    rendezvous: Address,
     #[command(flatten)]
     protection: Protection,
 }

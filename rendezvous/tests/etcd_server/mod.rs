@@ -1,0 +1,91 @@
+//! A real etcd on loopback ports of its own, that can be killed and started again on what it had written.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "every test file uses a part of it"
+)]
+
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Killed when dropped, and its files with it.
+pub(crate) struct EtcdServer {
+    dir: tempfile::TempDir,
+    ports: [u16; 2],
+    /// PEM files: of the authority, the certificate and its key.
+    tls: Option<[PathBuf; 3]>,
+    child: Option<Child>,
+}
+
+impl EtcdServer {
+    pub(crate) fn start() -> Self {
+        Self::with(None)
+    }
+
+    pub(crate) fn with(tls: Option<[PathBuf; 3]>) -> Self {
+        // Held together, so that they are two.
+        let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = held.each_ref().map(|socket| socket.local_addr().unwrap().port());
+        drop(held);
+        let mut etcd = Self { dir: tempfile::tempdir().unwrap(), ports, tls, child: None };
+        etcd.again();
+        etcd
+    }
+
+    /// `HOST:PORT` of it.
+    pub(crate) fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.ports[0])
+    }
+
+    /// The address of the fleet called `name`.
+    pub(crate) fn address(&self, name: &str) -> String {
+        format!("etcd://{}/{name}", self.place())
+    }
+
+    /// Starts it on what it had written; returns once it takes connections.
+    pub(crate) fn again(&mut self) {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let client = format!("{scheme}://{}", self.place());
+        let peer = format!("http://127.0.0.1:{}", self.ports[1]);
+        let mut etcd = Command::new("etcd");
+        etcd.arg("--data-dir").arg(self.dir.path().join("data")).args(["--name", "one"]);
+        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        etcd.args(["--initial-cluster", &format!("one={peer}"), "--log-level", "error"]);
+        if let Some([ca, certificate, key]) = &self.tls {
+            etcd.arg("--trusted-ca-file").arg(ca).arg("--client-cert-auth");
+            etcd.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
+        let started = etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        self.child = Some(started.expect("etcd is not installed (Debian: apt-get install etcd-server)"));
+        let began = Instant::now();
+        while std::net::TcpStream::connect(self.place()).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(30), "etcd does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// As by the kernel, in the middle of whatever it does.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
