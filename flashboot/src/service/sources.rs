@@ -2,6 +2,7 @@
 
 use super::seat::Seat;
 use crate::{
+    observe::Watched,
     registry::{Endpoints, Imported, PassedOver},
     replicate::LetGo,
 };
@@ -40,6 +41,7 @@ pub(super) struct Members {
     import: Duration,
     patience: Duration,
     hops: Mutex<Vec<Hop>>,
+    watched: Option<Arc<Watched>>,
 }
 
 impl Members {
@@ -51,7 +53,20 @@ impl Members {
     ) -> Self {
         let replicate = &seat.config.replicate;
         let import = replicate.import_timeout.min(replicate.stall);
-        Self { membership, endpoints, arena, import, patience: seat.patience, hops: Mutex::default() }
+        Self {
+            membership,
+            endpoints,
+            arena,
+            import,
+            patience: seat.patience,
+            hops: Mutex::default(),
+            watched: None,
+        }
+    }
+
+    /// Tells `watched` of every hop and every loss.
+    pub(super) fn watched(self, watched: Arc<Watched>) -> Self {
+        Self { watched: Some(watched), ..self }
     }
 
     pub(super) fn hops(&self) -> Vec<Hop> {
@@ -84,6 +99,10 @@ impl Sources for Members {
         let imported = self.endpoints.import(&locators, &self.arena, self.import).await?;
         let Imported { mover, transport, passed } = imported;
         info!(%source, %transport, "reading");
+        if let Some(watched) = &self.watched {
+            let passed = passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));
+            watched.hop(transport.as_str(), passed);
+        }
         let hop = Hop { source, transport, passed };
         self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
         Ok(LetGo::wrap(mover))
@@ -91,6 +110,9 @@ impl Sources for Members {
 
     async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
         let source = member(lost)?;
+        if let Some(watched) = &self.watched {
+            watched.lost(cause);
+        }
         let refused = cause.kind().is_refusal();
         let loss = Loss { source, cause: if refused { Cause::Refused } else { Cause::Lost } };
         let next = self.membership.lost(loss, self.patience).await?;

@@ -73,7 +73,10 @@ pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<E
         let _ = output.result(cloned, || text(cloned));
     };
     let runtime = runtime(false)?;
-    let done = runtime.block_on(async { service::clone(request, told, interrupt::signalled()).await });
+    let done = runtime.block_on(async {
+        let _shown = service::show(config, &request.seat.observed).await?;
+        service::clone(request, told, interrupt::signalled()).await
+    });
     runtime.shutdown_background();
     done?;
     Ok(ExitCode::SUCCESS)
