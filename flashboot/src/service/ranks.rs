@@ -7,10 +7,10 @@ use super::{
     CloneRequest, Cloned, client,
     clone::{Kept, read},
     payload,
-    seat::blocking,
+    seat::{blocking, new_trace},
     standing::Standing,
 };
-use crate::{config::Devices, replicate::resolve_devices};
+use crate::{config::Devices, observe::Watched, replicate::resolve_devices};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
@@ -56,6 +56,7 @@ pub async fn clone_ranks(
         done = all(&request, ranks, &client_) => done?,
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
+    held.iter().for_each(|(_, _, watched)| watched.ready());
     told(&cloned);
     let lease = Rules::default().lease;
     let standing = if request.leave {
@@ -70,19 +71,20 @@ pub async fn clone_ranks(
         tokio::select! {
             () = &mut stop => break None,
             () = sleep(Duration::from_millis(500)) => {
-                if let Some(error) = held.iter().find_map(|(membership, _)| membership.evicted()) {
+                if let Some(error) = held.iter().find_map(|(membership, ..)| membership.evicted()) {
                     break Some(error);
                 }
             }
         }
     };
-    let gone = held.into_iter().map(|(membership, (opened, held))| {
+    held.iter().for_each(|(_, _, watched)| watched.draining());
+    let gone = held.into_iter().map(|(membership, (opened, held), watched)| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
         async move {
             if let Ok(membership) = Arc::try_unwrap(membership) {
                 seat.go(&client, membership, held).await;
             }
-            drop(opened);
+            drop((opened, watched));
         }
     });
     join_all(gone).await;
@@ -92,7 +94,8 @@ pub async fn clone_ranks(
     evicted.map_or(Ok(()), Err)
 }
 
-type All = (ClonedRanks, Vec<(Arc<Membership>, Kept)>);
+type Member = (Arc<Membership>, Kept, Arc<Watched>);
+type All = (ClonedRanks, Vec<Member>);
 
 async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) -> Result<All> {
     let began = Instant::now();
@@ -110,6 +113,7 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         every.into_iter().filter(|name| ranks.is_empty() || ranks.contains(name)).collect();
     let replicate = &request.seat.config.replicate;
     let devices = resolve_devices(&replicate.device, replicate.setup_timeout).await?;
+    let trace = new_trace()?;
     let one = |(number, name): (usize, &String)| {
         let mut one = request.clone();
         one.wanted =
@@ -122,17 +126,19 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
             // A later member of a name replaces an earlier: each rank has its own.
             node.push_str(&format!("/{name}"));
         }
+        let (watched, trace) = (Arc::new(one.seat.observed.begin("clone")), trace.clone());
         async move {
             // A connection each: one that waits keeps nobody else waiting.
             let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
-            read(&one, &own).await
+            let (cloned, membership, kept) = read(&one, &own, &watched, trace).await?;
+            Ok::<_, Error>((cloned, (membership, kept, watched)))
         }
     };
     let done = try_join_all(names.iter().enumerate().map(one)).await?;
     let ready = began.elapsed();
     if let Some(path) = &request.output {
         let arenas: Vec<_> =
-            names.into_iter().zip(done.iter().map(|(_, _, kept)| Arc::clone(&kept.1.arena))).collect();
+            names.into_iter().zip(done.iter().map(|(_, member)| Arc::clone(&member.1.1.arena))).collect();
         let path = path.clone();
         blocking(move || {
             commit(&path, |dir| {
@@ -145,9 +151,9 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
     }
     let mut reports = Vec::new();
     let mut held = Vec::new();
-    for (cloned, membership, kept) in done {
+    for (cloned, member) in done {
         reports.push(cloned);
-        held.push((membership, kept));
+        held.push(member);
     }
     let bytes = reports.iter().map(|cloned| cloned.bytes).sum();
     Ok((ClonedRanks { image, bytes, ready_ms: ready.as_secs_f64() * 1e3, ranks: reports }, held))
