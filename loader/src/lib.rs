@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod gather;
 pub mod io;
 pub mod pipeline;
+pub mod ranks;
 pub mod slab;
 pub mod source;

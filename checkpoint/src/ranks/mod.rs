@@ -4,6 +4,7 @@
 mod journal;
 mod model;
 mod pack;
+mod plan;
 mod reshard;
 mod set;
 mod sink;
@@ -11,5 +12,6 @@ mod unpack;
 mod write;
 
 pub use pack::{PackedRanks, pack_ranks};
+pub use plan::{PlannedTensor, RankPlan};
 pub use reshard::{Relayout, reshard};
 pub(crate) use unpack::unpack_ranks;

@@ -2,11 +2,14 @@
 
 use super::{Call, Io, SourceFile};
 use flashboot_core::{Error, Kind, Result};
-use flashboot_memory::Ring;
+use flashboot_memory::{Buffer, Ring};
 use std::{io, sync::atomic::AtomicU64, sync::atomic::Ordering};
 
 /// Is handed each piece once it is complete: where it begins in what is being filled, and its bytes.
 pub type Each<'e> = dyn FnMut(usize, &[u8]) -> Result<()> + 'e;
+
+/// Bytes of a lane's bounce buffer.
+pub(crate) const BOUNCE: usize = 8 << 20;
 
 /// How some bytes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +23,31 @@ enum Way {
     Buffered,
 }
 
-/// One thread's way to read. Keeps no bytes.
+/// One thread's way to read.
 #[derive(Debug)]
 pub struct Lane {
     io: Io,
     ring: Option<Ring>,
+    bounce: Option<Buffer>,
 }
 
 impl Lane {
     pub(super) fn new(io: Io, ring: Option<Ring>) -> Self {
-        Self { io, ring }
+        Self { io, ring, bounce: None }
+    }
+
+    /// A page-aligned buffer for bytes that go on elsewhere, of [`BOUNCE`] bytes. To be handed back with
+    /// [`keep_bounce`](Self::keep_bounce).
+    ///
+    /// # Errors
+    /// [`Buffer::new`]'s.
+    pub(crate) fn bounce(&mut self) -> Result<Buffer> {
+        self.bounce.take().map_or_else(|| Buffer::new(BOUNCE), Ok)
+    }
+
+    /// Keeps a buffer for the next who needs one.
+    pub(crate) fn keep_bounce(&mut self, bounce: Buffer) {
+        self.bounce = Some(bounce);
     }
 
     /// Whose lane it is.

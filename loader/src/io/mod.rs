@@ -11,6 +11,7 @@ mod ops;
 
 pub use config::{Engine, IoConfig};
 pub use file::SourceFile;
+pub(crate) use lane::BOUNCE;
 pub use lane::{Each, Lane};
 pub use ops::{Call, Ops, System};
 

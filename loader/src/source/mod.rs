@@ -3,9 +3,12 @@
 //! A source that has not what is wanted is skipped before anything moves; one that fails later is left, and the next one
 //! fills what is still missing. Each is logged with its reason and counted: nothing is silently slow.
 
+mod checkpoint;
 mod image;
 mod report;
 
+pub(crate) use checkpoint::open_as;
+pub use checkpoint::{CheckpointSource, PlanProducer};
 pub use image::{FileProducer, ImageSource};
 pub use report::{LoadReport, Skip, SourceKind, Used};
 
