@@ -210,8 +210,11 @@ impl Fabric {
     #[cfg(test)]
     pub(crate) fn overfull(&self) -> Vec<(LinkId, f64, f64)> {
         let carried = |l: &Link| l.flows.iter().map(|f| self.rate(*f)).sum::<f64>();
-        (0..).zip(&self.links).map(|(id, l)| (id, carried(l), l.rate * self.duplex(id)))
-            .filter(|(_, carries, can)| *carries > can * (1.0 + 1e-9)).collect()
+        (0..)
+            .zip(&self.links)
+            .map(|(id, l)| (id, carried(l), l.rate * self.duplex(id)))
+            .filter(|(_, carries, can)| *carries > can * (1.0 + 1e-9))
+            .collect()
     }
 }
 

@@ -8,6 +8,7 @@
 //! Must never: decide who reads from whom, or in which order; hold a figure that a profile should hold; read a clock.
 #![forbid(unsafe_code)]
 
+mod advise;
 mod error;
 mod fabric;
 mod failure;
@@ -21,12 +22,17 @@ mod queue;
 mod random;
 mod scenario;
 mod site;
+mod svg;
+mod sweep;
 mod world;
 
+pub use advise::{Advice, Goal, Tried, advise};
 pub use error::Error;
 pub use load::{Load, Loaded, load};
 pub use outcome::{CloneTime, Filled, LinkUse, Outcome, Span};
 pub use profile::{Copy, Gpu, Memory, Network, Profile, Shape};
 pub use queue::Queue;
 pub use scenario::{Chunk, Scenario, Slow, Topology};
+pub use svg::{curves, timeline};
+pub use sweep::{Point, Sweep, sweep};
 pub use world::simulate;

@@ -49,7 +49,8 @@ pub fn load(profile: &Profile, load: &Load) -> Result<Loaded, Error> {
     };
     let mut read_ms = 0.0;
     if load.disk {
-        let disk = memory.disk.ok_or_else(|| missing("it does not say how fast its disks are (memory.disk)"))?;
+        let disk =
+            memory.disk.ok_or_else(|| missing("it does not say how fast its disks are (memory.disk)"))?;
         read_ms = load.bytes as f64 * f64::from(load.gpus_per_host) / disk * 1e3;
     }
     let mut phase = |limit: f64| {
@@ -92,8 +93,11 @@ mod tests {
     #[test]
     fn gpus_of_a_socket_share_its_memory() {
         let profile = Profile::built_in("gb300").unwrap();
-        let took = |gpus| load(&profile, &Load { bytes: 100_000_000_000, gpus_per_host: gpus, disk: false }).unwrap();
-        let near = |found: f64, expected: f64| assert!((found - expected).abs() < 0.01, "{found}, not {expected}");
+        let took = |gpus| {
+            load(&profile, &Load { bytes: 100_000_000_000, gpus_per_host: gpus, disk: false }).unwrap()
+        };
+        let near =
+            |found: f64, expected: f64| assert!((found - expected).abs() < 0.01, "{found}, not {expected}");
         near(took(1).pin_ms, 200.0);
         near(took(4).pin_ms, 400.0);
         near(took(4).h2d_ms, 100e9 / 185e9 * 1e3);
@@ -104,7 +108,9 @@ mod tests {
     fn what_the_profile_does_not_know_is_said() {
         let profile = Profile::built_in("gb300").unwrap();
         let from_disk = Load { bytes: 1, gpus_per_host: 1, disk: true };
-        let Err(Error::Profile { detail, .. }) = load(&profile, &from_disk) else { panic!("a disk was invented") };
+        let Err(Error::Profile { detail, .. }) = load(&profile, &from_disk) else {
+            panic!("a disk was invented")
+        };
         assert!(detail.contains("memory.disk"), "{detail}");
         let many = Load { bytes: 1, gpus_per_host: 5, disk: false };
         assert!(matches!(load(&profile, &many), Err(Error::Range { option: "--ranks", .. })));

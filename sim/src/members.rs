@@ -1,11 +1,16 @@
 //! Who takes part, on which GPU, and whom each reads from at first.
 
-use crate::{Error, Profile, Scenario, Topology, placement::Placement, site::Site};
+use crate::{
+    Error, Profile, Scenario, Topology,
+    placement::Placement,
+    site::{Port, Site},
+};
 use flashboot_core::{
     Geometry, PeerId, ShardId,
     replica::{Assignment, SourcedLeg},
     schedule::Gate,
 };
+use std::collections::BTreeSet;
 
 /// One GPU that takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,36 +28,59 @@ pub(crate) struct Member {
     clones: u32,
 }
 
-/// Everybody, group by group. A member's number here is its peer id.
-pub(crate) fn members(profile: &Profile, scenario: &Scenario) -> Result<Vec<Member>, Error> {
-    let Scenario { clones, ranks, seeds, topology, .. } = *scenario;
-    let seeds = if topology.is_gather() { 0 } else { seeds };
-    let seats = Seats::new(profile, scenario, u64::from(seeds) + u64::from(clones))?;
-    let mut members = Vec::new();
-    for rank in 0..ranks {
-        let (mut participant, mut clone) = (0, 0);
-        // A group per seed; where the service places, or where nodes complete one another, all are one.
-        let groups = if topology.is_gather() || topology == Topology::Placed { 1 } else { seeds };
-        for group in 0..groups {
-            let of_group = clones / groups + u32::from(group < clones % groups);
-            let holders = if groups == 1 { seeds } else { 1 };
-            let first = number(members.len());
-            for place in 0..holders + of_group {
-                let seed = place < holders;
-                members.push(Member {
-                    gpu: seats.gpu(participant, rank),
-                    clone: (!seed).then_some(clone),
-                    rank,
-                    first,
-                    place,
-                    clones: of_group,
-                });
-                participant += 1;
-                clone += u32::from(!seed);
+/// Everybody, in parts that share nothing: no GPU, no port, and no image. Within its part a member's number is its peer id.
+pub(crate) fn members(profile: &Profile, scenario: &Scenario) -> Result<Vec<Vec<Member>>, Error> {
+    let seeds = if scenario.topology.is_gather() { 0 } else { scenario.seeds };
+    let seats = Seats::new(profile, scenario, u64::from(seeds) + u64::from(scenario.clones))?;
+    let mut parts: Vec<(BTreeSet<Port>, Vec<Member>)> = Vec::new();
+    let site = Site::new(profile);
+    for rank in 0..scenario.ranks {
+        let mut of_rank = of_rank(scenario, seeds, rank, &seats);
+        let mut ports: BTreeSet<Port> = of_rank.iter().flat_map(|m| site.around(m.gpu)).collect();
+        // With everybody whose ports it shares.
+        let mut apart = Vec::new();
+        for (other, members) in parts {
+            if other.is_disjoint(&ports) {
+                apart.push((other, members));
+                continue;
             }
+            let first = number(members.len());
+            of_rank.iter_mut().for_each(|member| member.first += first);
+            of_rank.splice(0..0, members);
+            ports.extend(other);
+        }
+        apart.push((ports, of_rank));
+        parts = apart;
+    }
+    Ok(parts.into_iter().map(|(_, members)| members).collect())
+}
+
+/// The members of one image, group by group.
+fn of_rank(scenario: &Scenario, seeds: u32, rank: u32, seats: &Seats) -> Vec<Member> {
+    let Scenario { clones, topology, .. } = *scenario;
+    let mut members = Vec::new();
+    let (mut participant, mut clone) = (0, 0);
+    // A group per seed; where the service places, or where nodes complete one another, all are one.
+    let groups = if topology.is_gather() || topology == Topology::Placed { 1 } else { seeds };
+    for group in 0..groups {
+        let of_group = clones / groups + u32::from(group < clones % groups);
+        let holders = if groups == 1 { seeds } else { 1 };
+        let first = number(members.len());
+        for place in 0..holders + of_group {
+            let seed = place < holders;
+            members.push(Member {
+                gpu: seats.gpu(participant, rank),
+                clone: (!seed).then_some(clone),
+                rank,
+                first,
+                place,
+                clones: of_group,
+            });
+            participant += 1;
+            clone += u32::from(!seed);
         }
     }
-    Ok(members)
+    members
 }
 
 /// Which GPUs a replica has.
@@ -126,11 +154,7 @@ pub(crate) fn assignments(
 }
 
 /// As clones are placed that all wait for one another.
-fn placed(
-    members: &[Member],
-    geometry: Geometry,
-    site: &Site<'_>,
-) -> Result<Vec<Option<Assignment>>, Error> {
+fn placed(members: &[Member], geometry: Geometry, site: &Site<'_>) -> Result<Vec<Option<Assignment>>, Error> {
     let mut placement = Placement::new(geometry.payload());
     for (id, member) in (0..).zip(members) {
         placement.comes(id, member, site.place(member.gpu), Some(member.clones))?;
@@ -152,7 +176,7 @@ mod tests {
 
     fn gpus(profile: &str, scenario: Scenario) -> Vec<u32> {
         let profile = Profile::built_in(profile).unwrap();
-        members(&profile, &scenario).unwrap().iter().map(|m| m.gpu).collect()
+        members(&profile, &scenario).unwrap().concat().iter().map(|m| m.gpu).collect()
     }
 
     #[test]
@@ -165,10 +189,22 @@ mod tests {
     }
 
     #[test]
+    fn what_shares_nothing_is_apart_and_what_shares_a_port_is_together() {
+        let parts = |profile: &str, scenario: Scenario| {
+            members(&Profile::built_in(profile).unwrap(), &scenario).unwrap().len()
+        };
+        let replicas = Scenario { ranks: 4, ..Scenario::new(1 << 30, 3) };
+        assert_eq!(parts("gb300", replicas), 4, "an image a GPU");
+        assert_eq!(parts("h100-roce", Scenario { ranks: 8, ..replicas }), 8, "a device a GPU");
+        assert_eq!(parts("racks8", replicas), 1, "racks have one uplink");
+        assert_eq!(parts("h200", replicas), 1, "members share the GPU");
+    }
+
+    #[test]
     fn clones_are_dealt_out_to_seeds() {
         let profile = Profile::built_in("gb300").unwrap();
         let scenario = Scenario { seeds: 2, clones: 5, ..Scenario::new(1 << 30, 5) };
-        let found = members(&profile, &scenario).unwrap();
+        let found = members(&profile, &scenario).unwrap().concat();
         let clones: Vec<_> = found.iter().map(|m| m.clone).collect();
         assert_eq!(clones, [None, Some(0), Some(1), Some(2), None, Some(3), Some(4)]);
         let site = Site::new(&profile);
@@ -192,7 +228,7 @@ mod tests {
     fn the_service_places_each_reader_on_a_link_of_its_own() {
         let profile = Profile::built_in("h100-roce").unwrap();
         let scenario = Scenario { topology: Topology::Placed, ..Scenario::new(1 << 30, 23) };
-        let found = members(&profile, &scenario).unwrap();
+        let found = members(&profile, &scenario).unwrap().concat();
         let site = Site::new(&profile);
         let all = assignments(&found, &scenario, scenario.geometry(&profile).unwrap(), &site).unwrap();
         let across = (0..).zip(&all).filter(|(id, a)| {

@@ -69,7 +69,7 @@ pub struct Outcome {
     pub bytes: u64,
     /// Events that the simulation took.
     pub events: u64,
-    /// The most events that waited at once.
+    /// The most events that waited at once, of everybody together.
     pub pending: usize,
 }
 

@@ -84,6 +84,19 @@ impl<'p> Site<'p> {
         }
     }
 
+    /// Every port by which something can get out of or into a GPU.
+    pub(crate) fn around(&self, gpu: u32) -> Vec<Port> {
+        let mut ports = vec![Port::Memory(gpu), Port::Out(gpu), Port::In(gpu)];
+        if let Some(network) = self.profile.network {
+            let (host, rail, rack) = (self.host(gpu), self.rail(gpu), self.rack(gpu));
+            ports.extend([Port::Send(host, rail), Port::Receive(host, rail)]);
+            if network.uplink.is_some() {
+                ports.extend([Port::Up(rack), Port::Down(rack)]);
+            }
+        }
+        ports
+    }
+
     /// The flow from `source` to `reader`, both by their GPU, and what copies over it cost. `factor` is what is left of its rate.
     pub(crate) fn connect(
         &mut self,
@@ -104,7 +117,8 @@ impl<'p> Site<'p> {
                 let (from, to) = (self.host(source), self.host(reader));
                 let mut ports =
                     vec![Port::Send(from, self.rail(source)), Port::Receive(to, self.rail(reader))];
-                if self.rack(source) != self.rack(reader) && profile.network.is_some_and(|n| n.uplink.is_some())
+                if self.rack(source) != self.rack(reader)
+                    && profile.network.is_some_and(|n| n.uplink.is_some())
                 {
                     ports.extend([Port::Up(self.rack(source)), Port::Down(self.rack(reader))]);
                 }

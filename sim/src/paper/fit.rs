@@ -50,6 +50,8 @@ pub struct Fit {
 }
 
 const ROUNDS: u32 = 12;
+/// Of an interval, in search of a zero: to a millionth of it.
+const HALVINGS: u32 = 20;
 
 impl Fit {
     /// Fits the six, from values that are far from the built-in ones.
@@ -57,14 +59,8 @@ impl Fit {
     /// # Errors
     /// Whatever a simulation fails with.
     pub fn find(profile: &Profile) -> Result<Self, Error> {
-        let mut free = Free {
-            rate: 500e9,
-            egress: 500e9,
-            start_us: 1.0,
-            chunk_us: 1.0,
-            duplex: 1.0,
-            jitter_us: 0.0,
-        };
+        let mut free =
+            Free { rate: 500e9, egress: 500e9, start_us: 1.0, chunk_us: 1.0, duplex: 1.0, jitter_us: 0.0 };
         for round in 1..=ROUNDS {
             let before = free;
             free = step(profile, free)?;
@@ -121,9 +117,37 @@ pub(super) fn bisect(
     f: impl Fn(f64) -> Result<f64, Error>,
 ) -> Result<f64, Error> {
     let rises = f(high)? > f(low)?;
-    for _ in 0..24 {
+    for _ in 0..HALVINGS {
         let middle = f64::midpoint(low, high);
         if (f(middle)? > 0.0) == rises { high = middle } else { low = middle }
     }
     Ok(f64::midpoint(low, high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_profile_holds_what_the_fit_finds() {
+        let profile = Profile::built_in("gb300").unwrap();
+        let held = Free::of(&profile).unwrap();
+        // From the held values the fit does not move: they are where it ends.
+        let found = step(&profile, held).unwrap();
+        let near = |found: f64, held: f64| assert!((found / held - 1.0).abs() < 0.01, "{found}, held {held}");
+        near(found.rate, held.rate);
+        near(found.egress, held.egress);
+        near(found.start_us, held.start_us);
+        near(found.chunk_us, held.chunk_us);
+        near(found.duplex, held.duplex);
+        near(found.jitter_us, held.jitter_us);
+    }
+
+    #[test]
+    fn a_zero_is_found_whichever_way_it_is_crossed() {
+        for sign in [1.0, -1.0] {
+            let found = bisect(0.0, 10.0, |x| Ok(sign * (x * x - 2.0))).unwrap();
+            assert!((found - 2f64.sqrt()).abs() < 1e-5, "{found}");
+        }
+    }
 }

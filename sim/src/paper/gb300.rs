@@ -14,7 +14,12 @@ pub(super) const RUNS: u64 = 16;
 
 /// As the paper measured: one GPU of each node, nothing verified, mapped before the start.
 pub(super) fn papers(image: u64, clones: u32) -> Scenario {
-    Scenario { per_host: Some(1), verify: false, chunk: Chunk::Bytes(DEFAULT), ..Scenario::new(image, clones) }
+    Scenario {
+        per_host: Some(1),
+        verify: false,
+        chunk: Chunk::Bytes(DEFAULT),
+        ..Scenario::new(image, clones)
+    }
 }
 
 pub(super) fn chain(image: u64, clones: u32, chunk: u64) -> Scenario {
@@ -114,7 +119,12 @@ fn fitted(profile: &Profile) -> Result<Table, Error> {
     let what = "Flash, N = 8, where the tail is least";
     let place = (Between(128.0, 512.0), "MB");
     rows.row(("Figure 18", what), place, best.1 as f64, (Basis::Predicted, Some(0.0)));
-    rows.row(("Figure 18", "… and the least tail"), (About(60.1), "ms"), best.0, (Basis::Predicted, Some(0.03)));
+    rows.row(
+        ("Figure 18", "… and the least tail"),
+        (About(60.1), "ms"),
+        best.0,
+        (Basis::Predicted, Some(0.03)),
+    );
     let note = "The six parameters have seen these and no others. Microbenchmarks are run without jitter, as the paper gives \
                 the least of 30 runs; everything else is a mean over 16 seeds."
         .into();
@@ -123,7 +133,7 @@ fn fitted(profile: &Profile) -> Result<Table, Error> {
 
 fn broadcasts(profile: &Profile) -> Result<Table, Error> {
     use Basis::Predicted;
-    use Wanted::{About, Between};
+    use Wanted::About;
     let mut rows = Rows(Vec::new());
     let half = one_copy(profile, 50 * MIB)?;
     let what = "one copy at the end of the expert tensors' sizes, 50 MB (read off as about 500)";
@@ -140,8 +150,18 @@ fn broadcasts(profile: &Profile) -> Result<Table, Error> {
     }
     let pro = chain(PRO, 8, DEFAULT);
     let (head, tail) = (mean(profile, &pro, rate_of(0))?, mean(profile, &pro, rate_of(7))?);
-    rows.row(("Figure 17b", "chain, Pro, N = 8, head"), (About(732.0), "GB/s"), head, (Predicted, Some(0.02)));
-    rows.row(("Figure 17b", "chain, Pro, N = 8, tail"), (About(705.0), "GB/s"), tail, (Predicted, Some(0.03)));
+    rows.row(
+        ("Figure 17b", "chain, Pro, N = 8, head"),
+        (About(732.0), "GB/s"),
+        head,
+        (Predicted, Some(0.02)),
+    );
+    rows.row(
+        ("Figure 17b", "chain, Pro, N = 8, tail"),
+        (About(705.0), "GB/s"),
+        tail,
+        (Predicted, Some(0.03)),
+    );
     for (name, image, ms, rate) in [("Pro", PRO, 303.0, 715.4), ("Flash", FLASH, 59.0, 704.7)] {
         let scenario = chain(image, 8, DEFAULT);
         let what = format!("chain, {name}, N = 8, mean clone");
@@ -191,7 +211,9 @@ fn gathers(profile: &Profile) -> Result<Table, Error> {
             rows.row(("Figure 16b", &what), wanted, found, (Basis::Predicted, Some(0.03)));
         }
     }
-    let note = "One copy a shard, as the paper ships it; bytes read from the predecessor in the time of the whole.".into();
+    let note =
+        "One copy a shard, as the paper ships it; bytes read from the predecessor in the time of the whole."
+            .into();
     Ok(Table { title: "All-gather".into(), note, rows: rows.0 })
 }
 

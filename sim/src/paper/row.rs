@@ -56,7 +56,7 @@ impl Row {
         let off = |from: f64| (self.simulated - from) / from;
         match self.wanted {
             Wanted::About(value) => off(value),
-            Wanted::Between(low, high) if self.simulated < low => off(low),
+            Wanted::Between(low, _) if self.simulated < low => off(low),
             Wanted::Between(_, high) if self.simulated > high => off(high),
             Wanted::Between(..) => 0.0,
         }

@@ -1,7 +1,14 @@
 //! What the machines' commands do, and how words are seen.
 
-use super::{Event, HopId, Id, World, nanos, node::{Hop, Job, Watch}};
-use crate::{Copy, Error, failure, members::Member, random::{Costs, mix}};
+use super::{
+    Event, HopId, Id, World, nanos,
+    node::{Hop, Job, Watch},
+};
+use crate::{
+    Copy, Error, failure,
+    members::Member,
+    random::{Costs, mix},
+};
 use flashboot_core::{
     Error as Cause, Kind, PeerId, ShardId,
     replica::{Command, Event as Told},
@@ -38,7 +45,11 @@ impl World<'_> {
                     placement.finished(now, id)?;
                 }
             }
-            Command::Fail { cause } => self.over(id, Some(cause.to_string())),
+            Command::Fail { cause } => {
+                self.over(id, Some(cause.to_string()));
+                // Its process ends.
+                self.leaves(id);
+            }
         }
         Ok(())
     }

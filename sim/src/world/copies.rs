@@ -91,12 +91,17 @@ impl World<'_> {
     fn ends_turn(&mut self, id: Id) {
         let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
         let Some(turn) = self.turns.get_mut(gpu as usize) else { return };
-        if turn.of == Some(id) {
-            turn.of = None;
-            // Whoever waited comes first, and stands in line again if it has more.
-            if let Some(next) = turn.waiting.pop_front() {
-                self.next_copy(next);
-            }
+        if turn.of != Some(id) {
+            return;
+        }
+        turn.of = None;
+        // Whoever waited comes first, and stands in line again if it has more. One whose source died has nothing any more.
+        loop {
+            let Some(turn) = self.turns.get_mut(gpu as usize).filter(|turn| turn.of.is_none()) else {
+                return;
+            };
+            let Some(next) = turn.waiting.pop_front() else { return };
+            self.next_copy(next);
         }
     }
 
@@ -114,7 +119,10 @@ impl World<'_> {
     /// Rates changed: copies under way go on at the new ones.
     pub(super) fn settle(&mut self) {
         let now = self.queue.now();
-        for flow in self.fabric.settle() {
+        let changed = self.fabric.settle();
+        #[cfg(test)]
+        assert_eq!(self.fabric.overfull(), [], "at {now}");
+        for flow in changed {
             let Some(hop) = self.hop_of.get(flow as usize).copied() else { continue };
             let Some(reader) = self.hop(hop).map(|hop| hop.reader) else { continue };
             let rate = self.fabric.rate(flow);
@@ -203,6 +211,9 @@ impl World<'_> {
             node.broken.push(copying.job);
             node.copying = None;
             node.version = node.version.wrapping_add(1);
+            if let (Some(_), Some(hop)) = (self.profile.gpu.turn_us, self.hop(hop).copied()) {
+                self.fabric.end(hop.flow);
+            }
             self.ends_turn(id);
         }
         self.next_copy(id);

@@ -23,11 +23,8 @@ impl World<'_> {
     }
 
     fn ends_member(&mut self, id: Id) {
-        let now = self.queue.now();
         let Some(node) = self.node(id) else { return };
-        node.alive = false;
         node.watch = None;
-        let readers = std::mem::take(&mut node.readers);
         let hops = node.hops.clone();
         if node.machine.take().is_some() {
             self.left -= 1;
@@ -38,7 +35,15 @@ impl World<'_> {
                 self.fabric.end(flow);
             }
         }
-        for hop in readers {
+        self.leaves(id);
+    }
+
+    /// Nothing can be read from `id` any more, as its readers will notice.
+    pub(super) fn leaves(&mut self, id: Id) {
+        let now = self.queue.now();
+        let Some(node) = self.node(id) else { return };
+        node.alive = false;
+        for hop in std::mem::take(&mut node.readers) {
             let Some(h) = self.hops.get_mut(hop as usize) else { continue };
             h.reads = false;
             let (reader, flow, detect) = (h.reader, h.flow, h.detect);

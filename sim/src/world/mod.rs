@@ -21,7 +21,7 @@ use crate::{
 };
 use flashboot_core::{
     ChunkRef, Geometry, PeerId,
-    replica::{Event as Told, Policy, Replica},
+    replica::{Command, Event as Told, Policy, Replica},
 };
 use node::{Hop, Node};
 use std::{collections::VecDeque, time::Duration};
@@ -70,6 +70,8 @@ struct World<'p> {
     queue: Queue<Event>,
     /// What is to be told to machines now.
     told: VecDeque<(Id, Told)>,
+    /// Room for what they say.
+    commands: Vec<Command>,
     /// Per GPU: whose turn it is, where members take turns.
     turns: Vec<copies::Turn>,
     /// Per GPU: until when it hashes what it was given.
@@ -96,11 +98,20 @@ pub fn simulate(profile: &Profile, scenario: &Scenario) -> Result<Outcome, Error
     let mut deaths = Vec::new();
     if scenario.fail > 0.0 {
         let calm = Scenario { fail: 0.0, spans: false, ..*scenario };
-        let calm = World::new(profile, &calm)?.run(&[])?;
-        let within = calm.filled().map_or(0.0, |filled| filled.last_ms * 1e6);
+        let within = run(profile, &calm, &[])?.filled().map_or(0.0, |filled| filled.last_ms * 1e6);
         deaths = failure::deaths(scenario, within as u64);
     }
-    World::new(profile, scenario)?.run(&deaths)
+    run(profile, scenario, &deaths)
+}
+
+/// Members that share nothing are simulated one after the other: what is looked at stays near.
+fn run(profile: &Profile, scenario: &Scenario, deaths: &[(u32, u64)]) -> Result<Outcome, Error> {
+    let geometry = scenario.geometry(profile)?;
+    let mut parts = Vec::new();
+    for members in members::members(profile, scenario)? {
+        parts.push(World::new(profile, scenario, geometry, members)?.run(deaths)?);
+    }
+    Ok(account::outcome(geometry, parts))
 }
 
 fn nanos(micros: f64) -> u64 {
@@ -108,9 +119,12 @@ fn nanos(micros: f64) -> u64 {
 }
 
 impl<'p> World<'p> {
-    fn new(profile: &'p Profile, scenario: &Scenario) -> Result<Self, Error> {
-        let geometry = scenario.geometry(profile)?;
-        let members = members::members(profile, scenario)?;
+    fn new(
+        profile: &'p Profile,
+        scenario: &Scenario,
+        geometry: Geometry,
+        members: Vec<Member>,
+    ) -> Result<Self, Error> {
         let site = Site::new(profile);
         let assignments = members::assignments(&members, scenario, geometry, &site)?;
         let policy = Policy { depth: usize::try_from(scenario.depth).unwrap_or(1), ..Policy::default() };
@@ -134,6 +148,7 @@ impl<'p> World<'p> {
             hop_of: Vec::new(),
             queue: Queue::default(),
             told: VecDeque::new(),
+            commands: Vec::new(),
             turns: vec![copies::Turn::default(); gpus],
             hashing: vec![0; gpus],
             costs: Vec::new(),
@@ -149,7 +164,7 @@ impl<'p> World<'p> {
     }
 
     /// Until every clone is done or lost.
-    fn run(mut self, deaths: &[(u32, u64)]) -> Result<Outcome, Error> {
+    fn run(mut self, deaths: &[(u32, u64)]) -> Result<account::Part, Error> {
         for (clone, at) in deaths {
             self.queue.push(*at, Event::Dies(*clone));
         }
@@ -157,7 +172,8 @@ impl<'p> World<'p> {
         self.told.extend(reading.map(|(id, _)| (id, Told::Start)));
         self.tell()?;
         // A copy is three events at most, a move some more; beyond that something goes round in circles.
-        let chunks = self.geometry.payload().div_ceil(self.geometry.chunk()) + u64::from(self.geometry.shards());
+        let chunks =
+            self.geometry.payload().div_ceil(self.geometry.chunk()) + u64::from(self.geometry.shards());
         let most = (self.nodes.len() as u64 + 1).saturating_mul(chunks.saturating_add(64)).saturating_mul(64);
         while self.left > 0 {
             if self.fabric.is_touched() && self.queue.next_at().is_none_or(|at| at > self.queue.now()) {
@@ -172,7 +188,7 @@ impl<'p> World<'p> {
             self.happens(event)?;
             self.tell()?;
         }
-        Ok(self.account())
+        Ok(self.part())
     }
 
     fn stuck(&self, why: &str) -> Error {
@@ -200,15 +216,18 @@ impl<'p> World<'p> {
 
     /// Tells machines what happened, and does what they say, until they have no more to say.
     fn tell(&mut self) -> Result<(), Error> {
+        let mut commands = std::mem::take(&mut self.commands);
         while let Some((id, event)) = self.told.pop_front() {
             let now = self.now();
             let Some(machine) = self.nodes.get_mut(id as usize).and_then(|node| node.machine.as_mut()) else {
                 continue;
             };
-            for command in machine.handle(now, event) {
+            machine.handle_into(now, event, &mut commands);
+            for command in commands.drain(..) {
                 self.carry_out(id, command)?;
             }
         }
+        self.commands = commands;
         Ok(())
     }
 
@@ -229,8 +248,13 @@ impl<'p> World<'p> {
 
     /// What `chunk` costs at this hop apart from its bytes, in nanoseconds.
     fn cost_of(&self, hop: &Hop, chunk: ChunkRef) -> u64 {
-        let word = u64::from(hop.reader) << 40 ^ u64::from(chunk.shard.0) << 28 ^ chunk.index;
-        let drawn = self.costs.get(hop.costs).map_or(0.0, |(_, costs)| costs.of(mix(self.scenario.seed, word)));
+        let rank = self.members.get(hop.reader as usize).map_or(0, |member| member.rank);
+        let word = u64::from(rank) << 52
+            ^ u64::from(hop.reader) << 32
+            ^ u64::from(chunk.shard.0) << 20
+            ^ chunk.index;
+        let drawn =
+            self.costs.get(hop.costs).map_or(0.0, |(_, costs)| costs.of(mix(self.scenario.seed, word)));
         drawn as u64
     }
 }
