@@ -148,6 +148,7 @@ impl Placement {
             expect: expect.filter(|_| role == Role::Clone),
             upstream: None,
             epoch: 0,
+            trace: None,
         }
     }
 }
