@@ -89,9 +89,13 @@ const HEIGHT: f64 = 320.0;
 
 /// First, mean and last clone over what was varied.
 pub fn curves(points: &[Point], sweep: Sweep) -> String {
-    let (title, label): (_, fn(&Point) -> String) = match sweep {
-        Sweep::Chunk => ("time by chunk", |p| ByteSize(p.chunk).to_string()),
-        Sweep::Clones => ("time by number of clones", |p| p.clones.to_string()),
+    let title = match sweep {
+        Sweep::Chunk => "time by chunk",
+        Sweep::Clones => "time by number of clones",
+    };
+    let label = |point: &Point| match sweep {
+        Sweep::Chunk => ByteSize(point.chunk).to_string(),
+        Sweep::Clones => point.clones.to_string(),
     };
     let filled: Vec<_> = points.iter().filter_map(|p| Some((p, p.outcome.filled()?))).collect();
     let most = filled.iter().map(|(_, f)| f.last_ms).fold(0.0, f64::max).max(1e-9);
