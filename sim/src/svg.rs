@@ -1,6 +1,6 @@
 //! Pictures: who copied when, and how times go with what was varied. Every text in them is ours or a number.
 
-use crate::{Outcome, Point, Span, Sweep};
+use crate::{Filled, Outcome, Point, Span, Sweep};
 use flashboot_core::ByteSize;
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -122,9 +122,8 @@ pub fn curves(points: &[Point], sweep: Sweep) -> String {
             label(point)
         );
     }
-    let lines: [(&str, fn(&crate::Filled) -> f64); 3] =
-        [("first", |f| f.first_ms), ("mean", |f| f.mean_ms), ("last", |f| f.last_ms)];
-    for (n, (name, of)) in lines.into_iter().enumerate() {
+    for (n, name) in ["first", "mean", "last"].into_iter().enumerate() {
+        let of = |f: &Filled| [f.first_ms, f.mean_ms, f.last_ms].get(n).copied().unwrap_or(0.0);
         let colour = COLOURS.get(n).unwrap_or(&"#000");
         let places: Vec<String> =
             filled.iter().enumerate().map(|(n, (_, f))| format!("{:.1},{:.1}", x(n), y(of(f)))).collect();

@@ -145,10 +145,8 @@ fn a_dead_links_readers_go_on_elsewhere_and_start_nothing_over() {
     let most = survivors + outcome.dead.len() as u64 * scenario.image;
     assert!((survivors..=most).contains(&outcome.bytes), "{}", outcome.bytes);
     let calm = simulate(&profile, &Scenario { fail: 0.0, ..scenario }).unwrap();
-    assert!(
-        outcome.filled().unwrap().last_ms > calm.filled().unwrap().last_ms + 10.0,
-        "a death costs its notice"
-    );
+    let late = outcome.filled().unwrap().last_ms - calm.filled().unwrap().last_ms;
+    assert!(late > 21.0, "a death costs its notice, a question and a map: {late}");
 }
 
 #[test]
