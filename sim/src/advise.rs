@@ -155,12 +155,12 @@ impl Trial<'_> {
             let found = self.tried.iter().filter(same).find(|t| t.topology == other);
             if let Some(t) = found.filter(|t| std::mem::discriminant(&t.topology) != kind) {
                 let busiest = t.busiest.as_ref().map_or_else(String::new, |(link, used)| {
-                    format!("; its busiest link, {link}, is used for {:.0} %", used * 100.0)
+                    format!(": there {link} is used for {:.0} %", used * 100.0)
                 });
                 why.push(format!(
-                    "{}: {} is ready last after {}, {} after {}{busiest}",
+                    "{} and not {}: its last clone is ready after {}, a {}'s after {}{busiest}",
                     scenario.topology,
-                    "this",
+                    t.topology,
                     ms(filled.last_ms),
                     t.topology,
                     ms(t.filled.last_ms)
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(one.best.topology, Topology::Star);
         let eight = advise(&profile, &Scenario::new(40 << 30, 8), NOTHING).unwrap();
         assert_ne!(eight.best.topology, Topology::Star);
-        assert!(eight.why.iter().any(|w| w.contains("star after")), "{:?}", eight.why);
+        assert!(eight.why.iter().any(|w| w.contains("and not star")), "{:?}", eight.why);
         assert!(eight.why.iter().any(|w| w.starts_with("chunk ")), "{:?}", eight.why);
         let quickest = eight.tried.iter().map(|t| t.filled.last_ms).fold(f64::INFINITY, f64::min);
         let one_seed = eight.tried.iter().filter(|t| t.seeds == 1).map(|t| t.filled.last_ms);

@@ -1,6 +1,6 @@
 //! Pictures: who copied when, and how times go with what was varied. Every text in them is ours or a number.
 
-use crate::{Outcome, Point, Span, Sweep};
+use crate::{Filled, Outcome, Point, Span, Sweep};
 use flashboot_core::ByteSize;
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -89,9 +89,13 @@ const HEIGHT: f64 = 320.0;
 
 /// First, mean and last clone over what was varied.
 pub fn curves(points: &[Point], sweep: Sweep) -> String {
-    let (title, label): (_, fn(&Point) -> String) = match sweep {
-        Sweep::Chunk => ("time by chunk", |p| ByteSize(p.chunk).to_string()),
-        Sweep::Clones => ("time by number of clones", |p| p.clones.to_string()),
+    let title = match sweep {
+        Sweep::Chunk => "time by chunk",
+        Sweep::Clones => "time by number of clones",
+    };
+    let label = |point: &Point| match sweep {
+        Sweep::Chunk => ByteSize(point.chunk).to_string(),
+        Sweep::Clones => point.clones.to_string(),
     };
     let filled: Vec<_> = points.iter().filter_map(|p| Some((p, p.outcome.filled()?))).collect();
     let most = filled.iter().map(|(_, f)| f.last_ms).fold(0.0, f64::max).max(1e-9);
@@ -118,9 +122,8 @@ pub fn curves(points: &[Point], sweep: Sweep) -> String {
             label(point)
         );
     }
-    let lines: [(&str, fn(&crate::Filled) -> f64); 3] =
-        [("first", |f| f.first_ms), ("mean", |f| f.mean_ms), ("last", |f| f.last_ms)];
-    for (n, (name, of)) in lines.into_iter().enumerate() {
+    for (n, name) in ["first", "mean", "last"].into_iter().enumerate() {
+        let of = |f: &Filled| [f.first_ms, f.mean_ms, f.last_ms].get(n).copied().unwrap_or(0.0);
         let colour = COLOURS.get(n).unwrap_or(&"#000");
         let places: Vec<String> =
             filled.iter().enumerate().map(|(n, (_, f))| format!("{:.1},{:.1}", x(n), y(of(f)))).collect();

@@ -18,12 +18,13 @@ use std::{fmt::Write as _, fs, process::Command, thread};
 const RESULTS: &str = "docs/results/foundation.md";
 
 /// The benches in the order of the table: package and example.
-const BENCHES: [(&str, &str); 5] = [
+const BENCHES: [(&str, &str); 6] = [
     ("flashboot-memory", "bench_copy"),
     ("flashboot-checkpoint", "bench_checkpoint"),
     ("flashboot-checkpoint", "bench_layouts"),
     ("flashboot-cli", "bench_replicate"),
     ("flashboot-backend-tcp", "bench_loopback"),
+    ("flashboot-sim", "bench_fleet"),
 ];
 
 #[derive(Debug, PartialEq, Deserialize)]

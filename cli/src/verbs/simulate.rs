@@ -230,7 +230,7 @@ pub(crate) fn run(args: &SimulateArgs, output: Output) -> Result<ExitCode, Failu
 
 fn picture(args: &SimulateArgs, draw: impl FnOnce() -> String) -> Result<(), Failure> {
     let Some(path) = &args.svg else { return Ok(()) };
-    fs::write(path, draw()).map_err(|e| CoreError::from_io("write", &e, &path.display().to_string()).into())
+    fs::write(path, draw()).map_err(|e| CoreError::from_io("write", &e, path.display().to_string()).into())
 }
 
 fn loads(profile: &Profile, scenario: &Scenario, from: From) -> Result<Loaded, Failure> {

@@ -76,6 +76,8 @@ fn line(text: &mut String, row: &Row) {
         _ => 2,
     };
     let within = row.within.map_or_else(|| "–".to_owned(), |within| format!("{:.0} %", within * 100.0));
+    // Without a minus before a zero.
+    let percent = (row.error() * 1000.0).round() / 10.0 + 0.0;
     let mark = match row.met() {
         Some(true) => "met",
         Some(false) => "**missed**",
@@ -87,7 +89,7 @@ fn line(text: &mut String, row: &Row) {
         row.figure,
         row.what,
         row.simulated,
-        row.error() * 100.0,
+        percent,
         row.basis.name()
     );
 }

@@ -63,7 +63,7 @@ impl World<'_> {
 
     /// `id` asks for another source than `lost`, for the first time (`times` = 0) or again.
     pub(super) fn asks(&mut self, id: Id, lost: Id, times: u16) -> Result<(), Error> {
-        if !self.nodes.get(id as usize).is_some_and(|node| node.machine.is_some()) {
+        if self.nodes.get(id as usize).is_none_or(|node| node.machine.is_none()) {
             return Ok(());
         }
         if times == 0 {
