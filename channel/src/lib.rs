@@ -37,3 +37,4 @@ pub use hello::Purpose;
 pub use listener::{Listen, Listener};
 pub use liveness::Liveness;
 pub use security::{Security, SecurityConfig, TlsPolicy};
+pub use token::Token;

@@ -162,6 +162,15 @@ impl Security {
         tls::server(self.identity()?, self.0.roots.clone())
     }
 
+    /// TLS for a listener of another protocol: it shows the certificate that was given, and asks for none. `None` where none was
+    /// given.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a certificate that does not go with its key.
+    pub fn by_certificate(&self) -> Result<Option<Arc<ServerConfig>>> {
+        self.0.given.as_ref().map(|given| tls::server(given, None)).transpose()
+    }
+
     /// # Errors
     /// [`Kind::Permission`] when nothing would tell the listener from somebody else.
     pub(crate) fn client(&self, endpoint: &Endpoint) -> Result<Arc<ClientConfig>> {

@@ -16,10 +16,14 @@ const CONTEXT: &str = "flashboot 2026-11 channel token";
 
 /// A key made from the token's text. The text itself is not kept.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Token(blake3::Hash);
+pub struct Token(blake3::Hash);
 
 impl Token {
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    /// From a file of mode 0600; at least 16 bytes, a line's end aside. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Permission`] for a file that others may read or own, [`Kind::Invalid`] for what is no token.
+    pub fn read(path: &Path) -> Result<Self> {
         let text = secret(path)?;
         let text = text.strip_suffix(b"\n").unwrap_or(&text);
         let text = text.strip_suffix(b"\r").unwrap_or(text);
@@ -32,6 +36,11 @@ impl Token {
             )
             .with_remedy("write one with `openssl rand -hex 32`")
         })
+    }
+
+    /// Whether `text` is it, in a time that does not tell how much of it is right.
+    pub fn is(&self, text: &[u8]) -> bool {
+        Self::of(text).is_some_and(|other| other == *self)
     }
 
     pub(crate) fn of(text: &[u8]) -> Option<Self> {

@@ -3,7 +3,10 @@
 //! A face merges its sources (defaults, file, environment, flags) into one [`Config`]; nothing here knows where
 //! a value came from.
 
-use crate::network::{Etcd, Network, Rdma, Security, Tcp};
+use crate::{
+    network::{Etcd, Network, Rdma, Security, Tcp},
+    observe::Http,
+};
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -30,6 +33,8 @@ pub struct Config {
     pub security: Security,
     /// The etcd that says where the replication service is, for `--rendezvous etcd://…`.
     pub etcd: Etcd,
+    /// Metrics and health of processes that run for long.
+    pub http: Http,
 }
 
 impl Config {

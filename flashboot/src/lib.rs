@@ -2,7 +2,7 @@
 //!
 //! Owns: [`config`] (plain structs; the faces read files and environment), the [`registry`] of transports, [`doctor`]
 //! (what works here), [`replicate`] (a seed and its clones as processes, or as tasks of the mock), [`service`] (seeds and
-//! clones that come and go), and [`scratch`] (directories that do not outlive their owner for long). Every error it returns is a
+//! clones that come and go), what a process shows of itself ([`observe`]), and [`scratch`] (directories that do not outlive their owner for long). Every error it returns is a
 //! [`flashboot_core::Error`].
 //!
 //! Must never: read an environment variable, print, or install a log subscriber.
@@ -12,6 +12,7 @@ pub mod bench;
 pub mod config;
 pub mod doctor;
 pub mod network;
+pub mod observe;
 pub mod registry;
 pub mod replicate;
 pub mod scratch;

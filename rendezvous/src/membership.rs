@@ -6,12 +6,13 @@
 use crate::{
     client::{AGAIN, Client, passing},
     protocol::{Answer, Cause, Holder, MemberId, PART, Plan, Reason, Registration, Request},
+    readers::Readers,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flashboot_core::{Error, Kind, Result};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 use tokio::{
@@ -19,7 +20,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tracing::{debug, info, warn};
+use tracing::{Instrument as _, debug, info, warn};
 
 /// The longest time between two renewals, and how soon the service is tried again at most.
 const SLOWEST: Duration = Duration::from_secs(5);
@@ -65,8 +66,41 @@ struct State {
     refused: BTreeSet<MemberId>,
     /// The service will not have us any more.
     evicted: Option<Error>,
+    readers: Readers,
     /// The service answered last.
     reached: bool,
+    /// When it last did.
+    answered: Instant,
+}
+
+/// A look at a member from elsewhere in its process; it keeps nothing alive.
+#[derive(Debug, Clone)]
+pub struct Pulse(Weak<Shared>);
+
+impl Pulse {
+    fn of<T>(&self, look: impl FnOnce(&State) -> T) -> Option<T> {
+        self.0.upgrade().map(|shared| look(&shared.state()))
+    }
+
+    /// How long ago the service answered; `None` once the membership is gone.
+    pub fn silence(&self) -> Option<Duration> {
+        self.of(|state| state.answered.elapsed())
+    }
+
+    /// Whether the service answered last time.
+    pub fn is_reached(&self) -> bool {
+        self.of(|state| state.reached).unwrap_or(false)
+    }
+
+    /// Whom it reads from.
+    pub fn upstream(&self) -> Option<MemberId> {
+        self.of(|state| state.said.upstream).flatten()
+    }
+
+    /// Why the service will not have it any more, if so.
+    pub fn evicted(&self) -> Option<Error> {
+        self.of(|state| state.evicted.clone()).flatten()
+    }
 }
 
 /// Why a question got no answer of use.
@@ -105,6 +139,12 @@ impl Shared {
         state.known.extend(plan.holders.into_iter().map(|holder| (holder.member, holder)));
     }
 
+    fn answered(&self, lease_ms: u64) {
+        let mut state = self.state();
+        state.lease = Duration::from_millis(lease_ms);
+        state.answered = Instant::now();
+    }
+
     fn request(&self) -> Request {
         let state = self.state();
         let said = &state.said;
@@ -123,7 +163,7 @@ impl Shared {
         let said = self.state().said.clone();
         match self.client.ask(&Request::Register(said)).await? {
             Answer::Registered { lease_ms, manifest_has, plan } => {
-                self.state().lease = Duration::from_millis(lease_ms);
+                self.answered(lease_ms);
                 if let Some(plan) = plan {
                     self.take(plan, true);
                 }
@@ -194,8 +234,15 @@ impl Shared {
 
     async fn renewed(&self) -> Result<(), Trouble> {
         match self.client.ask(&self.request()).await? {
-            Answer::Renewed { lease_ms, plan } => {
-                self.state().lease = Duration::from_millis(lease_ms);
+            Answer::Renewed { lease_ms, plan, readers } => {
+                self.answered(lease_ms);
+                {
+                    let mut state = self.state();
+                    // Whoever reads is told of its own readers only where something has changed.
+                    if plan.is_some() || !readers.is_empty() || state.said.upstream.is_none() {
+                        state.readers.take(&readers);
+                    }
+                }
                 if let Some(plan) = plan {
                     self.take(plan, false);
                 }
@@ -231,7 +278,9 @@ impl Membership {
             lost: BTreeSet::new(),
             refused: BTreeSet::new(),
             evicted: None,
+            readers: Readers::default(),
             reached: true,
+            answered: Instant::now(),
         };
         let shared = Shared { client, state: Mutex::new(state), manifest, news: Notify::new() };
         let shared = Arc::new(shared);
@@ -255,9 +304,14 @@ impl Membership {
         }
         let task = tokio::spawn({
             let shared = Arc::clone(&shared);
-            async move { shared.renew().await }
+            async move { shared.renew().await }.in_current_span()
         });
         Ok(Self { shared, task })
+    }
+
+    /// A look at it that keeps nothing alive.
+    pub fn pulse(&self) -> Pulse {
+        Pulse(Arc::downgrade(&self.shared))
     }
 
     /// Whom to read from.

@@ -4,11 +4,11 @@ use super::{
     KillAt, client,
     kill::Moment,
     payload,
-    seat::{Seat, blocking},
+    seat::{Seat, blocking, new_trace},
     sources::{Hop, Members, peer, stall},
     standing::Standing,
 };
-use crate::config::Chunk;
+use crate::{config::Chunk, observe::Watched};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result, ShardId,
@@ -25,6 +25,7 @@ use flashboot_rendezvous::{
 use serde::Serialize;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 /// A clone to be.
 #[derive(Debug, Clone)]
@@ -84,6 +85,8 @@ pub struct Cloned {
     pub map_ms: f64,
     /// Bytes by `ready_ms`.
     pub bytes_per_s: f64,
+    /// The id that its log's spans carry, and those of its sources about it.
+    pub trace: String,
 }
 
 /// Clones, tells `told`, and serves until `stop` (or, asked to leave, until nobody reads). Needs a tokio runtime with IO,
@@ -97,13 +100,27 @@ pub async fn clone(
     told: impl FnOnce(&Cloned),
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
+    let trace = new_trace()?;
+    let Wanted { model, image, .. } = &request.wanted;
+    let span = info_span!("clone", ?model, ?image, trace);
+    cloned(request, trace, told, stop).instrument(span).await
+}
+
+async fn cloned(
+    request: CloneRequest,
+    trace: String,
+    told: impl FnOnce(&Cloned),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     tokio::pin!(stop);
+    let watched = Arc::new(request.seat.observed.begin("clone"));
     let (client, security) = client(&request.rendezvous, &request.seat.network()).await?;
     let (cloned, membership, held) = tokio::select! {
-        done = read(&request, &client) => done?,
+        done = read(&request, &client, &watched, trace) => done?,
         // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
+    watched.ready();
     told(&cloned);
     let lease = Rules::default().lease;
     let standing = if request.leave {
@@ -124,6 +141,7 @@ pub async fn clone(
             }
         }
     };
+    watched.draining();
     if let Ok(membership) = Arc::try_unwrap(membership) {
         request.seat.go(&client, membership, held.1).await;
     }
@@ -141,6 +159,8 @@ pub(super) type Kept = (super::seat::Opened, super::seat::Held);
 pub(super) async fn read(
     request: &CloneRequest,
     client: &Arc<Client>,
+    watched: &Arc<Watched>,
+    trace: String,
 ) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
@@ -158,8 +178,10 @@ pub(super) async fn read(
     }
     let opened = seat.open().await?;
     let held = seat.hold(&opened, content.bytes).await?;
+    watched.filling(MemberId(held.generation), &content, &trace);
     let said = (Role::Clone, content.clone(), request.expect);
-    let membership = Arc::new(seat.join(client, &opened, &held, said, bytes).await?);
+    let membership = Arc::new(seat.join(client, &opened, &held, said, bytes, &trace).await?);
+    watched.registered(membership.pulse());
     let kill = |moment| request.kill.iter().for_each(|kill| kill.at(moment));
     kill(Moment::Registered);
     let setup = began.elapsed();
@@ -188,13 +210,14 @@ pub(super) async fn read(
     };
     let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
     let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
-    let sources = Arc::new(sources);
+    let sources = Arc::new(sources.watched(Arc::clone(watched)));
     let began = Instant::now();
     let mut observer = {
-        let (membership, kill) = (Arc::clone(&membership), request.kill);
+        let (membership, watched, kill) = (Arc::clone(&membership), Arc::clone(watched), request.kill);
         move |step: Step| {
             if let Step::Published { bytes, .. } = step {
                 membership.progress(bytes);
+                watched.verified(bytes, false);
             }
             kill.iter().for_each(|kill| kill.step(step));
         }
@@ -212,6 +235,13 @@ pub(super) async fn read(
         let arena = Arc::clone(&held.arena);
         blocking(move || payload::write(&*arena, &path)).await?;
     }
+    let bytes_per_s = content.bytes as f64 / ready.as_secs_f64().max(1e-9);
+    for (phase, time) in
+        [("setup", setup), ("ready", ready), ("transfer", report.transfer), ("map", report.map)]
+    {
+        watched.took(phase, time);
+    }
+    watched.read(report.chunks, report.repaired, bytes_per_s);
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
     let hops = sources.hops();
     drop(sources);
@@ -233,7 +263,8 @@ pub(super) async fn read(
         ready_ms: ms(ready),
         transfer_ms: ms(report.transfer),
         map_ms: ms(report.map),
-        bytes_per_s: content.bytes as f64 / ready.as_secs_f64().max(1e-9),
+        bytes_per_s,
+        trace,
     };
     Ok((cloned, membership, (opened, held)))
 }

@@ -16,6 +16,7 @@ mod seed;
 mod sources;
 mod standing;
 
+pub(crate) use seat::blocking;
 // What the ranks of a `replicate` do in the same way.
 pub(crate) use seat::{Held, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
@@ -27,7 +28,11 @@ pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 
-use crate::network::Network;
+use crate::{
+    config::Config,
+    network::Network,
+    observe::{self, Observed, Showing},
+};
 use flashboot_channel::{Host, Security, SecurityConfig};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
@@ -79,6 +84,7 @@ pub async fn rendezvous(
     lease: Duration,
     store: Option<&Address>,
     network: &Network,
+    observed: &Observed,
     told: impl FnOnce(&Address),
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
@@ -87,15 +93,33 @@ pub async fn rendezvous(
     match store {
         None => {
             let server = Server::bind(config, &security).await?;
+            let status = server.status();
+            observed.service(move || Some(status()));
             told(&server.endpoint().clone().into());
             server.serve(stop).await
         }
         Some(address) => {
             let store = store::open(address, &network.etcd())?;
+            let post = Post::default();
+            observed.service({
+                let post = post.clone();
+                move || post.status()
+            });
             told(address);
-            store::stand(store, config, security, Post::default(), stop).await
+            store::stand(store, config, security, post, stop).await
         }
     }
+}
+
+/// Shows `observed` by HTTP until it is dropped, where `config` says so. Needs a tokio runtime with IO and time.
+///
+/// # Errors
+/// Those of [`observe::serve`].
+pub async fn show(config: &Config, observed: &Observed) -> Result<Option<Showing>> {
+    if config.http.listen.is_none() {
+        return Ok(None);
+    }
+    observe::serve(&config.http, &security(&config.network()).await?, observed.clone()).await
 }
 
 /// Who holds what at the service at `address`.

@@ -7,10 +7,10 @@ use super::{
     CloneRequest, Cloned, client,
     clone::{Kept, read},
     payload,
-    seat::blocking,
+    seat::{blocking, new_trace},
     standing::Standing,
 };
-use crate::{config::Devices, replicate::resolve_devices};
+use crate::{config::Devices, observe::Watched, replicate::resolve_devices};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
@@ -56,6 +56,7 @@ pub async fn clone_ranks(
         done = all(&request, ranks, &client_) => done?,
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
+    held.iter().for_each(|member| member.watched.ready());
     told(&cloned);
     let lease = Rules::default().lease;
     let standing = if request.leave {
@@ -70,14 +71,15 @@ pub async fn clone_ranks(
         tokio::select! {
             () = &mut stop => break None,
             () = sleep(Duration::from_millis(500)) => {
-                if let Some(error) = held.iter().find_map(|(membership, _)| membership.evicted()) {
+                if let Some(error) = held.iter().find_map(|member| member.membership.evicted()) {
                     break Some(error);
                 }
             }
         }
     };
-    let gone = held.into_iter().map(|(membership, (opened, held))| {
+    let gone = held.into_iter().map(|Member { membership, kept: (opened, held), watched }| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
+        watched.draining();
         async move {
             if let Ok(membership) = Arc::try_unwrap(membership) {
                 seat.go(&client, membership, held).await;
@@ -92,7 +94,14 @@ pub async fn clone_ranks(
     evicted.map_or(Ok(()), Err)
 }
 
-type All = (ClonedRanks, Vec<(Arc<Membership>, Kept)>);
+/// One rank's clone, as long as it serves.
+struct Member {
+    membership: Arc<Membership>,
+    kept: Kept,
+    watched: Arc<Watched>,
+}
+
+type All = (ClonedRanks, Vec<Member>);
 
 async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) -> Result<All> {
     let began = Instant::now();
@@ -125,14 +134,16 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         async move {
             // A connection each: one that waits keeps nobody else waiting.
             let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
-            read(&one, &own).await
+            let watched = Arc::new(one.seat.observed.begin("clone"));
+            let (cloned, membership, kept) = read(&one, &own, &watched, new_trace()?).await?;
+            Ok::<_, Error>((cloned, Member { membership, kept, watched }))
         }
     };
     let done = try_join_all(names.iter().enumerate().map(one)).await?;
     let ready = began.elapsed();
     if let Some(path) = &request.output {
         let arenas: Vec<_> =
-            names.into_iter().zip(done.iter().map(|(_, _, kept)| Arc::clone(&kept.1.arena))).collect();
+            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.1.arena))).collect();
         let path = path.clone();
         blocking(move || {
             commit(&path, |dir| {
@@ -143,13 +154,8 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         })
         .await?;
     }
-    let mut reports = Vec::new();
-    let mut held = Vec::new();
-    for (cloned, membership, kept) in done {
-        reports.push(cloned);
-        held.push((membership, kept));
-    }
-    let bytes = reports.iter().map(|cloned| cloned.bytes).sum();
+    let (reports, held): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    let bytes = reports.iter().map(|cloned: &Cloned| cloned.bytes).sum();
     Ok((ClonedRanks { image, bytes, ready_ms: ready.as_secs_f64() * 1e3, ranks: reports }, held))
 }
 

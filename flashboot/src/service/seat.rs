@@ -3,6 +3,7 @@
 use crate::{
     config::{Config, Devices},
     network::Network,
+    observe::Observed,
     registry::{Endpoints, Registry, Settings},
     replicate::{RUN_PREFIX, host_arena, resolve_devices},
     scratch::Scratch,
@@ -51,6 +52,8 @@ pub struct Seat {
     pub patience: Duration,
     /// How long readers may take to end, once it is asked to go.
     pub drain: Duration,
+    /// What others see of this process.
+    pub observed: Observed,
 }
 
 /// Transports that are open, and the directory that they have their sockets in.
@@ -93,6 +96,7 @@ impl Held {
             expect: None,
             upstream: None,
             epoch: 0,
+            trace: None,
         })
     }
 }
@@ -122,13 +126,22 @@ pub(crate) fn random() -> Result<u64> {
 }
 
 /// Runs `work` on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|e| {
         Err(Error::new(Kind::Exhausted, "thread", format!("a thread that may block: {e}")))
     })
+}
+
+/// A trace's id, random: 32 hexadecimal digits, as W3C's trace context has them.
+pub(super) fn new_trace() -> Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| {
+        Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
+    })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl Seat {
@@ -197,9 +210,11 @@ impl Seat {
         held: &Held,
         (role, content, expect): (Role, Content, Option<u32>),
         manifest: Vec<u8>,
+        trace: &str,
     ) -> Result<Membership> {
         let said = Registration {
             expect,
+            trace: Some(trace.to_owned()),
             ..held.registration((role, content), random()?, &self.labels, &opened.transports, self.readers)?
         };
         Membership::join(Arc::clone(client), said, Arc::new(manifest), self.patience).await

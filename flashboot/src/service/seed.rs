@@ -2,7 +2,7 @@
 
 use super::{
     client,
-    seat::{Seat, blocking},
+    seat::{Seat, blocking, new_trace},
     security,
     standing::Standing,
 };
@@ -16,6 +16,7 @@ use flashboot_rendezvous::{
 use serde::Serialize;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 /// How often a seed looks whether the service still has it.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -62,6 +63,8 @@ pub struct Serving {
     pub transports: Vec<String>,
     /// Filling the arena from disk, every block verified, in milliseconds.
     pub load_ms: f64,
+    /// The id that its log's spans carry.
+    pub trace: String,
 }
 
 /// What identifies the bytes of `rank`; and the manifest that proves them.
@@ -92,18 +95,30 @@ pub async fn seed(
     told: impl FnOnce(&Serving),
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
+    let trace = new_trace()?;
+    let span = info_span!("seed", model = request.model, trace);
+    seeded(request, trace, told, stop).instrument(span).await
+}
+
+async fn seeded(
+    request: SeedRequest,
+    trace: String,
+    told: impl FnOnce(&Serving),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     let seat = request.seat.clone();
+    let watched = seat.observed.begin("seed");
     let network = seat.network();
     let security = security(&network).await?;
     let mut rendezvous = request.rendezvous.clone();
     // Ends last of all.
     let standing = match (request.embed, &rendezvous) {
         (Some(at), Some(store @ (Address::Etcd(_) | Address::Dir(_)))) => {
-            Some(Standing::behind(store, at, request.lease, &network, &security)?)
+            Some(Standing::behind(store, at, request.lease, &network, &security, &seat.observed)?)
         }
         (Some(at), _) => {
             let (standing, endpoint) =
-                Standing::embedded(at, network.advertise(), request.lease, &security).await?;
+                Standing::embedded(at, network.advertise(), request.lease, &security, &seat.observed).await?;
             rendezvous.get_or_insert_with(|| endpoint.into());
             Some(standing)
         }
@@ -120,6 +135,7 @@ pub async fn seed(
     })
     .await?;
     let held = seat.hold(&opened, content.bytes).await?;
+    watched.filling(MemberId(held.generation), &content, &trace);
     let began = Instant::now();
     blocking({
         let (arena, rank, memory) = (Arc::clone(&held.arena), request.rank.clone(), seat.config.memory);
@@ -129,6 +145,8 @@ pub async fn seed(
         }
     })
     .await?;
+    watched.took("load", began.elapsed());
+    watched.verified(content.bytes, true);
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
 
     let (client, _) = client(&rendezvous, &network).await?;
@@ -142,8 +160,12 @@ pub async fn seed(
         bytes: content.bytes,
         transports: held.exports.iter().map(|e| e.locator().transport.as_str().to_owned()).collect(),
         load_ms,
+        trace: trace.clone(),
     };
-    let membership = seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest).await?;
+    let membership =
+        seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest, &trace).await?;
+    watched.registered(membership.pulse());
+    watched.ready();
     told(&serving);
 
     tokio::pin!(stop);
@@ -157,6 +179,7 @@ pub async fn seed(
             }
         }
     };
+    watched.draining();
     seat.go(&client, membership, held).await;
     if let Some(standing) = standing {
         standing.end().await;

@@ -2,6 +2,7 @@
 
 use crate::{
     config::Replicate,
+    observe::Watched,
     registry::{Endpoints, Imported, PassedOver},
     replicate::LetGo,
 };
@@ -43,6 +44,7 @@ pub(crate) struct Members {
     /// Imported before they are asked for.
     ahead: Mutex<BTreeMap<PeerId, Box<dyn Mover>>>,
     hops: Mutex<Vec<Hop>>,
+    watched: Option<Arc<Watched>>,
 }
 
 impl Members {
@@ -57,7 +59,12 @@ impl Members {
         // A holder that is stopped takes a connection and does not answer: no longer than a word may stand still.
         let import = replicate.import_timeout.min(replicate.stall);
         let (ahead, hops) = (Mutex::default(), Mutex::default());
-        Self { membership, endpoints, arena, import, patience, ahead, hops }
+        Self { membership, endpoints, arena, import, patience, ahead, hops, watched: None }
+    }
+
+    /// Tells `watched` of every hop and every loss.
+    pub(super) fn watched(self, watched: Arc<Watched>) -> Self {
+        Self { watched: Some(watched), ..self }
     }
 
     /// Every source imported so far, in order.
@@ -92,6 +99,10 @@ impl Members {
         info!(%source, %transport, "reading");
         for p in &passed {
             info!(%source, %transport, passed_over = %p.name, reason = p.reason, "transport chosen");
+        }
+        if let Some(watched) = &self.watched {
+            let passed = passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));
+            watched.hop(transport.as_str(), passed);
         }
         let hop = Hop { source, transport, passed };
         self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
@@ -129,6 +140,9 @@ impl Sources for Members {
 
     async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
         let source = member(lost)?;
+        if let Some(watched) = &self.watched {
+            watched.lost(cause);
+        }
         let refused = cause.kind().is_refusal();
         let loss = Loss { source, cause: if refused { Cause::Refused } else { Cause::Lost } };
         let next = self.membership.lost(loss, self.patience).await?;

@@ -1,7 +1,7 @@
 //! A service inside a member's process: one that it embeds, or one that stands behind a store until it is needed.
 
 use super::{CONNECTIONS, bind, seat::Seat};
-use crate::network::Network;
+use crate::{network::Network, observe::Observed};
 use flashboot_channel::{Endpoint, Host, Security};
 use flashboot_core::Result;
 use flashboot_rendezvous::{
@@ -30,9 +30,12 @@ impl Standing {
         advertise: Option<&Host>,
         lease: Duration,
         security: &Security,
+        observed: &Observed,
     ) -> Result<(Self, Endpoint)> {
         let server = bind(at, advertise, lease, security).await?;
         let endpoint = server.endpoint().clone();
+        let status = server.status();
+        observed.service(move || Some(status()));
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             if let Err(error) = server.serve(async { drop(stopped.await) }).await {
@@ -52,12 +55,17 @@ impl Standing {
         lease: Duration,
         network: &Network,
         security: &Security,
+        observed: &Observed,
     ) -> Result<Self> {
+        let post = Post::default();
+        observed.service({
+            let post = post.clone();
+            move || post.status()
+        });
         let store = store::open(address, &network.etcd())?;
         let (stop, stopped) = oneshot::channel::<()>();
         let config = config(at, network.advertise(), lease);
-        let stood =
-            store::stand(store, config, security.clone(), Post::default(), async { drop(stopped.await) });
+        let stood = store::stand(store, config, security.clone(), post, async { drop(stopped.await) });
         let task = tokio::spawn(async move {
             if let Err(error) = stood.await {
                 warn!(%error, "this process cannot serve the replication service, if it has to");
@@ -78,7 +86,7 @@ impl Standing {
         }
         let network = seat.network();
         let at = SocketAddr::new(network.tcp.bind, 0);
-        let stands = Self::behind(address, at, lease, &network, security);
+        let stands = Self::behind(address, at, lease, &network, security, &seat.observed);
         stands.inspect_err(|error| warn!(%error, "this process serves no replication service")).ok()
     }
 

@@ -9,6 +9,8 @@ use flashboot_core::Locator;
 
 /// The longest name or label.
 const TEXT: usize = 256;
+/// The longest trace.
+const TRACE: usize = 32;
 /// The most locators of one member, and bytes of all of them.
 const LOCATORS: usize = 8;
 const LOCATOR_BYTES: usize = 16 << 10;
@@ -88,6 +90,11 @@ pub(super) fn registration(said: &Registration) -> Result<(), Refusal> {
     place(&said.place)?;
     if let Some(name) = &said.name {
         text("the name", name)?;
+    }
+    if let Some(trace) = &said.trace
+        && (trace.is_empty() || trace.len() > TRACE || !trace.bytes().all(|b| b.is_ascii_hexdigit()))
+    {
+        return Err(malformed(format!("a trace is 1 to {TRACE} hexadecimal digits")));
     }
     let bytes = said.content.bytes;
     match said.role {

@@ -70,6 +70,7 @@ impl Service {
         member.upstream = Some(chosen);
         member.epoch = member.epoch.saturating_add(1);
         let group = member.group;
+        self.fed(chosen, id);
         self.changed(group, |_| ());
         self.counted(id);
     }

@@ -10,7 +10,7 @@ use super::{
 };
 use flashboot_core::Locator;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
@@ -116,6 +116,7 @@ impl Service {
             pending: false,
             reported: (self.now, said.holds),
             rate: 0,
+            readers: VecDeque::new(),
         };
         self.members.insert(id, member);
         self.changed(group, |group| {

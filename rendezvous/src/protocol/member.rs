@@ -133,6 +133,21 @@ pub struct Registration {
     pub upstream: Option<MemberId>,
     /// The last plan's number that it has, 0 before the first.
     pub epoch: u32,
+    /// The trace that its spans are of: up to 32 hexadecimal digits. Others' spans about it carry it too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+}
+
+/// One that reads from a member, or did of late.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reader {
+    /// Who.
+    pub member: MemberId,
+    /// The trace that it named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+    /// Whether it still reads.
+    pub reads: bool,
 }
 
 /// Why a source was given up.

@@ -5,7 +5,7 @@
 //! passed over, so a version may gain fields.
 
 use super::{
-    member::{Cause, Content, MemberId, Plan, Registration, Wanted},
+    member::{Cause, Content, MemberId, Plan, Reader, Registration, Wanted},
     refusal::{Reason, Refusal},
     ring::{Ring, RingNode},
     status::Status,
@@ -175,6 +175,9 @@ pub enum Answer {
         lease_ms: u64,
         /// Where the membership is another than the client knows.
         plan: Option<Plan>,
+        /// Who reads from it or did of late, the last of them; where the membership is another than the client knows.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        readers: Vec<Reader>,
     },
     /// Bytes of a manifest.
     Part {

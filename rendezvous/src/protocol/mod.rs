@@ -26,7 +26,7 @@ mod rules;
 mod service;
 mod status;
 
-pub use member::{Cause, Content, Holder, MemberId, Place, Plan, Registration, Role, Wanted};
+pub use member::{Cause, Content, Holder, MemberId, Place, Plan, Reader, Registration, Role, Wanted};
 pub use message::{
     Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, NEWEST, OLDEST, PART, Request, agree, decode, encode,
 };

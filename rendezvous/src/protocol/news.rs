@@ -34,7 +34,10 @@ impl Service {
             member.upstream = None;
         }
         if before != (member.complete(), member.upstream) {
-            let group = member.group;
+            let (group, upstream) = (member.group, member.upstream);
+            if let Some(source) = upstream {
+                self.fed(source, id);
+            }
             self.changed(group, |_| ());
             self.counted(id);
         }
@@ -53,7 +56,10 @@ impl Service {
         let lease_ms = millis(self.rules.lease);
         let group = self.members.get(&id).and_then(|m| self.groups.get(&m.group));
         let news = group.is_some_and(|group| group.membership != membership);
-        Ok(Answer::Renewed { lease_ms, plan: if news { self.plan(id) } else { None } })
+        if !news {
+            return Ok(Answer::Renewed { lease_ms, plan: None, readers: Vec::new() });
+        }
+        Ok(Answer::Renewed { lease_ms, plan: self.plan(id), readers: self.readers(id) })
     }
 
     pub(super) fn lost(

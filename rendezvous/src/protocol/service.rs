@@ -7,7 +7,7 @@
 
 use super::{
     manifest::Manifests,
-    member::{Content, MemberId, Registration, Role},
+    member::{Content, MemberId, Reader, Registration, Role},
     message::{Answer, Request},
     refusal::{Reason, Refusal},
     ring::Rings,
@@ -15,12 +15,14 @@ use super::{
 };
 use flashboot_core::TransportName;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
 /// How soon to ask again, in milliseconds.
 pub(super) const RETRY_MS: u64 = 50;
+/// Readers of one member that are remembered after they have ended.
+const READERS: usize = 16;
 /// Leases for which it is remembered that a member left, and that a content was there.
 pub(super) const MEMORY: u32 = 10;
 
@@ -58,6 +60,8 @@ pub(super) struct Member {
     pub(super) pending: bool,
     pub(super) reported: (Duration, u64),
     pub(super) rate: u64,
+    /// The last that were given it as a source, or took it.
+    pub(super) readers: VecDeque<MemberId>,
 }
 
 impl Member {
@@ -204,6 +208,26 @@ impl Service {
             let complete = |id: &&MemberId| self.members.get(id).is_some_and(Member::complete);
             group.members.iter().filter(complete).eq(&group.complete)
         })
+    }
+
+    /// Notes that `reader` reads from `source` from now on.
+    pub(super) fn fed(&mut self, source: MemberId, reader: MemberId) {
+        let Some(member) = self.members.get_mut(&source) else { return };
+        member.readers.retain(|other| *other != reader);
+        member.readers.push_back(reader);
+        if member.readers.len() > READERS {
+            member.readers.pop_front();
+        }
+    }
+
+    /// Who reads from `id`, and who did of late.
+    pub(super) fn readers(&self, id: MemberId) -> Vec<Reader> {
+        let readers = self.members.get(&id).map(|m| &m.readers);
+        let known =
+            readers.into_iter().flatten().filter_map(|reader| Some((*reader, self.members.get(reader)?)));
+        known
+            .map(|(member, m)| Reader { member, trace: m.said.trace.clone(), reads: m.upstream == Some(id) })
+            .collect()
     }
 
     /// Notes whether `id` holds everything; after every change of what it holds or reads.

@@ -32,6 +32,9 @@ pub struct MemberStatus {
     pub member: MemberId,
     /// Its name, where it has one.
     pub name: Option<String>,
+    /// The trace that its spans are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// What it came as.
     pub role: Role,
     /// The number of its content in the list.
@@ -71,6 +74,7 @@ impl Service {
         let members = members.into_iter().map(|(id, m)| MemberStatus {
             member: *id,
             name: m.said.name.clone(),
+            trace: m.said.trace.clone(),
             role: m.said.role,
             content: numbers.get(&m.group).copied().unwrap_or(usize::MAX),
             holds: m.said.holds,

@@ -108,6 +108,7 @@ pub(crate) fn registration(word: u64, role: Role, content: Content, host: u64) -
         expect: None,
         upstream: None,
         epoch: 0,
+        trace: Some(format!("{word:016x}")),
     }
 }
 

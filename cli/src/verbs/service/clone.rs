@@ -81,6 +81,7 @@ pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<E
     };
     let runtime = runtime(false)?;
     let done = runtime.block_on(async {
+        let _shown = service::show(config, &request.seat.observed).await?;
         let stop = interrupt::signalled();
         if args.all_ranks || !args.ranks.is_empty() {
             service::clone_ranks(request, &args.ranks, all, stop).await

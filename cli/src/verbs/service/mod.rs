@@ -12,10 +12,15 @@ use clap::Args;
 use flashboot::{
     config::{Choice, Chunk, Config, Devices},
     network::Advertised,
+    observe::Observed,
     service::{Labels, Seat},
 };
 use flashboot_core::{ByteSize, TransportName};
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 /// What protects the channel to the service, and those between hosts.
 #[derive(Debug, Args)]
@@ -33,6 +38,20 @@ impl Protection {
         into.set("security.tls", "--tls", self.tls.clone());
         let token_file = self.token_file.as_ref().map(|path| path.display().to_string());
         into.set("security.token_file", "--token-file", token_file);
+    }
+}
+
+/// Where what runs for long shows itself.
+#[derive(Debug, Args)]
+pub(crate) struct Shown {
+    /// Show metrics and health there by HTTP [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    http: Option<SocketAddr>,
+}
+
+impl Shown {
+    pub(crate) fn overrides(&self, into: &mut Overrides) {
+        into.text("http.listen", "--http", self.http.as_ref());
     }
 }
 
@@ -71,6 +90,8 @@ pub(crate) struct SeatArgs {
     rate: Option<ByteSize>,
     #[command(flatten)]
     protection: Protection,
+    #[command(flatten)]
+    shown: Shown,
     /// auto, base or huge [default: auto]
     #[arg(long, value_parser = ["auto", "base", "huge"])]
     pages: Option<String>,
@@ -114,6 +135,7 @@ impl SeatArgs {
         into.set("tcp.connections", "--connections", self.connections);
         into.text("tcp.rate", "--rate", self.rate.as_ref());
         self.protection.overrides(into);
+        self.shown.overrides(into);
         into.set("memory.pages", "--pages", self.pages.clone());
         into.set("memory.threads", "--threads", self.threads);
     }
@@ -132,6 +154,7 @@ impl SeatArgs {
             readers: self.readers,
             patience: self.patience.into(),
             drain: self.drain.into(),
+            observed: Observed::default(),
         }
     }
 }

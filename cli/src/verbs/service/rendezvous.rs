@@ -1,9 +1,9 @@
 //! `flashboot rendezvous`.
 
-use super::{Lease, Protection};
+use super::{Lease, Protection, Shown};
 use crate::{exit::Failure, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime};
 use clap::Args;
-use flashboot::{config::Config, network::Advertised, service};
+use flashboot::{config::Config, network::Advertised, observe::Observed, service};
 use flashboot_rendezvous::store::Address;
 use std::{net::SocketAddr, process::ExitCode};
 
@@ -22,12 +22,15 @@ pub(crate) struct RendezvousArgs {
     lease: Lease,
     #[command(flatten)]
     protection: Protection,
+    #[command(flatten)]
+    shown: Shown,
 }
 
 impl RendezvousArgs {
     pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
         into.text("tcp.advertise", "--advertise", self.advertise.as_ref());
         self.protection.overrides(into);
+        self.shown.overrides(into);
     }
 }
 
@@ -41,7 +44,10 @@ pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Res
     let runtime = runtime(false)?;
     runtime.block_on(async {
         let stop = interrupt::signalled();
-        service::rendezvous(args.listen, args.lease.lease, args.store.as_ref(), &network, told, stop).await
+        let observed = Observed::default();
+        let _shown = service::show(config, &observed).await?;
+        let (lease, store) = (args.lease.lease, args.store.as_ref());
+        service::rendezvous(args.listen, lease, store, &network, &observed, told, stop).await
     })?;
     Ok(ExitCode::SUCCESS)
 }

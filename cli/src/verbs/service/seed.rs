@@ -62,7 +62,10 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
         let _ = output.result(serving, || text(serving));
     };
     let runtime = runtime(false)?;
-    let done = runtime.block_on(async { service::seed(request, told, interrupt::signalled()).await });
+    let done = runtime.block_on(async {
+        let _shown = service::show(config, &request.seat.observed).await?;
+        service::seed(request, told, interrupt::signalled()).await
+    });
     runtime.shutdown_background();
     done?;
     Ok(ExitCode::SUCCESS)
