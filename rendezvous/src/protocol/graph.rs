@@ -7,7 +7,7 @@ use super::{
     service::{Member, Service},
 };
 use flashboot_core::TransportName;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// The most members above one: more are a cycle, or as bad.
 const DEEPEST: usize = 100_000;
@@ -38,7 +38,7 @@ impl Service {
     /// How many members are above each of `members`; of those only that a holder of everything feeds, without `reader`
     /// between them.
     fn depths(&self, members: impl Iterator<Item = MemberId>, reader: MemberId) -> BTreeMap<MemberId, u32> {
-        let mut known = BTreeMap::<MemberId, Option<u32>>::new();
+        let mut known = HashMap::<MemberId, Option<u32>>::new();
         known.insert(reader, None);
         let mut asked = Vec::new();
         for id in members {
