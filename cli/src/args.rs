@@ -92,10 +92,16 @@ pub(crate) enum Verb {
     Seed(Box<verbs::service::seed::SeedArgs>),
     /// Clone an image that others hold, verify every block, and serve it on
     Clone(Box<verbs::service::clone::CloneArgs>),
+    /// As one of N nodes read 1/N of an image from disk, and complete it from the others in a ring
+    Gather(Box<verbs::service::gather::GatherArgs>),
     /// Say who holds what, and who reads from whom
     Status(verbs::service::status::StatusArgs),
     /// What moving and hashing cost here, beside what the hardware allows
     Bench(verbs::bench::BenchArgs),
+    /// Say what a replication would take on a machine that is not here
+    Simulate(Box<verbs::simulate::SimulateArgs>),
+    /// Say which topology, chunk and number of seeds would fill such a machine soonest, and why
+    Advise(Box<verbs::advise::AdviseArgs>),
     /// Say which transports and GPUs work on this machine, and what to do where they do not
     Doctor(verbs::doctor::DoctorArgs),
     /// Show the configuration

@@ -1,6 +1,7 @@
-//! Asking the service: one connection, kept, and dialled again when it is gone.
+//! Asking the service: one connection, kept, and dialled again when it is gone; or none, within one process.
 
 use crate::{
+    Inside,
     protocol::{
         Answer, Content, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Request, Status, Wanted, decode,
         encode,
@@ -38,6 +39,8 @@ enum Way {
     Endpoint(Endpoint),
     /// Asked again whenever a connection is made: another service may be there by then.
     Store(Arc<dyn Store>),
+    /// It is in this process.
+    Inside(Arc<Inside>),
 }
 
 impl Client {
@@ -51,11 +54,17 @@ impl Client {
         Self { way: Way::Store(store), security, connection: Mutex::new(None) }
     }
 
+    /// Of the service in this process.
+    pub fn inside(service: Arc<Inside>) -> Self {
+        Self { way: Way::Inside(service), security: Security::default(), connection: Mutex::new(None) }
+    }
+
     /// The service's address, as errors name it; or the store's.
     pub fn peer(&self) -> String {
         match &self.way {
             Way::Endpoint(endpoint) => endpoint.place(),
             Way::Store(store) => store.name(),
+            Way::Inside(_) => "this process's service".into(),
         }
     }
 
@@ -65,6 +74,9 @@ impl Client {
     /// The channel's own; [`Kind::Mismatch`] for a release that speaks no version of ours, [`Kind::Protocol`] for what
     /// is no answer. A refusal is an [`Answer`].
     pub async fn ask(&self, request: &Request) -> Result<Answer> {
+        if let Way::Inside(service) = &self.way {
+            return Ok(service.handle(request.clone()));
+        }
         let late = |_| {
             Err(Error::new(Kind::Deadline, "rendezvous", format!("no answer within {ANSWER:?}"))
                 .with_peer(self.peer()))
@@ -103,6 +115,9 @@ impl Client {
         let endpoint = match &self.way {
             Way::Endpoint(endpoint) => endpoint.clone(),
             Way::Store(store) => store.find(FIND).await?,
+            Way::Inside(_) => {
+                return Err(Error::new(Kind::Invalid, "rendezvous", "nothing is dialled in a process"));
+            }
         };
         let mut channel = dial(&endpoint, &self.security, how).await?;
         channel.send(&encode(&Hello::ours()), MAX_REQUEST, ANSWER).await?;

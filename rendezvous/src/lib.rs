@@ -11,17 +11,21 @@
 
 mod board;
 mod client;
+mod inside;
 mod local;
 mod membership;
 pub mod protocol;
 mod readers;
+mod ring;
 mod server;
 mod socket;
 pub mod store;
 
 pub use board::{Board, barrier};
 pub use client::{Client, fetch_manifest, find, status};
+pub use inside::Inside;
 pub use local::LocalBoard;
 pub use membership::{Loss, Membership, Pulse};
+pub use ring::RingSeat;
 pub use server::{Server, ServerConfig};
 pub use socket::{BoardServer, SocketBoard};

@@ -3,9 +3,10 @@
 //! It keeps nothing on disk: whoever is still there when it comes back says so again.
 
 use crate::{
+    Inside,
     protocol::{
-        Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Service, Status,
-        agree, decode, encode,
+        Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, Reason, Refusal, Request, Rules, Status, agree,
+        decode, encode,
     },
     store::Fence,
 };
@@ -14,12 +15,12 @@ use flashboot_core::{Error, Kind, Result};
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 use tracing::{debug, info};
 
 /// How long a client may take to say hello, and to take an answer.
@@ -55,9 +56,7 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Shared {
-    service: Mutex<Service>,
-    began: Instant,
-    lease: Duration,
+    inside: Arc<Inside>,
     open: AtomicUsize,
     most: usize,
     /// Of a service behind a store: it answers only while this stands.
@@ -67,9 +66,7 @@ struct Shared {
 impl Shared {
     /// `None` once another service may be there.
     fn handle(&self, request: Request) -> Option<Answer> {
-        let mut service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
-        // Looked at under the lock: whoever waited for it may have waited too long.
-        self.fence.get().is_none_or(Fence::stands).then(|| service.handle(self.began.elapsed(), request))
+        self.inside.handle_if(request, || self.fence.get().is_none_or(Fence::stands))
     }
 }
 
@@ -82,9 +79,7 @@ impl Server {
         let listener = Listener::bind(config.at, security, Listen::new(purpose()?)).await?;
         let endpoint = listener.endpoint(config.advertise.as_ref())?;
         let shared = Shared {
-            service: Mutex::new(Service::new(config.rules)),
-            began: Instant::now(),
-            lease: config.rules.lease,
+            inside: Arc::new(Inside::new(config.rules)),
             open: AtomicUsize::new(0),
             most: config.connections,
             fence: OnceLock::new(),
@@ -110,16 +105,13 @@ impl Server {
     /// When the listening socket itself is broken.
     pub async fn serve(mut self, stop: impl Future<Output = ()>) -> Result<()> {
         let mut connections = JoinSet::new();
-        let mut tick = tokio::time::interval(self.shared.lease / 10);
+        let mut tick = tokio::time::interval(self.shared.inside.lease() / 10);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         tokio::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                _ = tick.tick() => {
-                    let now = self.shared.began.elapsed();
-                    self.shared.service.lock().unwrap_or_else(PoisonError::into_inner).tick(now);
-                }
+                _ = tick.tick() => self.shared.inside.tick(),
                 taken = self.listener.accept() => {
                     connections.spawn(connection(taken?, Arc::clone(&self.shared)));
                 }
@@ -130,8 +122,13 @@ impl Server {
 
     /// Who holds what now, for the process that serves.
     pub fn status(&self) -> impl Fn() -> Status + Send + Sync + 'static {
-        let shared = Arc::clone(&self.shared);
-        move || shared.service.lock().unwrap_or_else(PoisonError::into_inner).status()
+        let inside = self.inside();
+        move || inside.status()
+    }
+
+    /// The service itself, for the process that serves it.
+    pub fn inside(&self) -> Arc<Inside> {
+        Arc::clone(&self.shared.inside)
     }
 }
 
@@ -172,7 +169,7 @@ async fn talk(channel: &mut Channel, shared: &Shared, others: usize) -> Result<(
     let peer = channel.peer().to_owned();
     greeted.map_err(|refusal| refusal.into_error("hello", &peer))?;
     // Whoever has nothing to renew needs no connection either.
-    let idle = shared.lease.saturating_mul(3);
+    let idle = shared.inside.lease().saturating_mul(3);
     while let Some(frame) = channel.receive(MAX_REQUEST, idle).await? {
         match decode::<Request>(&frame) {
             Ok(request) => match shared.handle(request) {

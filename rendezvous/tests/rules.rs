@@ -91,6 +91,22 @@ fn a_barrier_waits_for_all_and_orders_them_by_place() {
 }
 
 #[test]
+fn a_service_that_comes_back_lets_begin_who_had_not_heard_that_all_had_come() {
+    let mut service = Service::new(Rules::default());
+    register(&mut service, SECOND, &seed(1, 1));
+    let expecting = |word| Registration { expect: Some(3), ..clone(word, 1) };
+    // The first of three heard of the service before this one that it may read.
+    let begun = Registration { upstream: Some(seed(1, 1).member), epoch: 1, ..expecting(2) };
+    for early in [3, 4] {
+        assert!(wait(register(&mut service, SECOND, &expecting(early))) > 0);
+    }
+    plan(register(&mut service, SECOND, &begun));
+    for early in [3, 4] {
+        plan(register(&mut service, SECOND, &expecting(early)));
+    }
+}
+
+#[test]
 fn a_seed_serves_no_more_readers_than_it_grants() {
     let mut service = Service::new(Rules::default());
     register(&mut service, SECOND, &Registration { readers: 1, ..seed(1, 1) });

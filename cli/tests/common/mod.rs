@@ -27,6 +27,12 @@ impl Place {
         Self(tempfile::Builder::new().prefix("fb").tempdir().unwrap())
     }
 
+    /// In memory, where the system has room for files there: for payloads that are compared and removed.
+    pub(crate) fn in_memory() -> Self {
+        let shared = tempfile::Builder::new().prefix("fb").tempdir_in("/dev/shm");
+        shared.map_or_else(|_| Self::new(), Self)
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }

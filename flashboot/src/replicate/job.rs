@@ -1,18 +1,22 @@
 //! What the ranks of one replication tell one another, and under which names on the board.
 
-use super::{Kill, Request, chunk_bytes, invalid, load::threads};
+use super::{Kill, Request, Source, chunk_bytes, invalid, load::threads};
 use crate::{
     config::{Memory, Replicate},
     network::Network,
     registry::PassedOver,
+    service::{peer, random},
 };
 use flashboot_core::{
-    BlockDigest, Digests, Error, Geometry, Kind, Result, TransportName,
-    replica::Assignment,
+    BlockDigest, Digests, Error, Generation, Geometry, Kind, PeerId, Result, TransportName,
+    replica::{Assignment, SourcedLeg},
     schedule::{Rank, Schedule},
 };
 use flashboot_cuda::Device;
-use flashboot_rendezvous::Board;
+use flashboot_rendezvous::{
+    Board,
+    protocol::{Content, MemberId},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
@@ -21,6 +25,8 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) image: String,
+    /// The rank image's name.
+    pub(crate) rank: String,
     #[serde(with = "any_path")]
     pub(crate) payload: PathBuf,
     pub(crate) bytes: u64,
@@ -33,6 +39,26 @@ pub(crate) struct Job {
     /// UUIDs of the GPUs that hold the arenas, rank r's the r-th of them around; none: host memory.
     pub(crate) gpus: Vec<String>,
     pub(crate) kill: Option<Kill>,
+    /// What the ranks are of the run's service, by rank.
+    pub(crate) members: Vec<Identity>,
+    /// The service; `None` where it is in this process.
+    pub(crate) service: Option<ServiceAt>,
+}
+
+/// A rank as the service knows it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub(crate) member: MemberId,
+    pub(crate) secret: u64,
+}
+
+/// Where the run's service is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ServiceAt {
+    pub(crate) endpoint: String,
+    /// The file of the secret that members have, in the run's directory.
+    #[serde(with = "any_path")]
+    pub(crate) token: PathBuf,
 }
 
 /// A path that need not be UTF-8.
@@ -59,9 +85,11 @@ impl Job {
         let gpus: Vec<String> = gpus.iter().map(|gpu| gpu.uuid().to_owned()).collect();
         let ranks = usize::try_from(settings.schedule().ranks()).unwrap_or(usize::MAX);
         let used: BTreeSet<_> = gpus.iter().take(ranks).collect();
+        let Source { image, rank, payload, .. } = source;
         let job = Self {
-            image: source.image.clone(),
-            payload: std::path::absolute(&source.payload).unwrap_or_else(|_| source.payload.clone()),
+            image: image.clone(),
+            rank: rank.clone(),
+            payload: std::path::absolute(payload).unwrap_or_else(|_| payload.clone()),
             bytes,
             block: source.digests.block(),
             chunk: chunk_bytes(settings, bytes, used.len()),
@@ -71,6 +99,8 @@ impl Job {
             network: network.clone(),
             gpus,
             kill: *kill,
+            members: (0..ranks).map(|_| Identity::new()).collect::<Result<_>>()?,
+            service: None,
         };
         let geometry = job.geometry()?;
         if settings.clones == 0 {
@@ -106,8 +136,57 @@ impl Job {
         Geometry::new(self.bytes, self.block, self.chunk, 1).map_err(|e| invalid(e.to_string()))
     }
 
+    /// What `rank` is to do, where ranks are peers by their fillings' words.
     pub(crate) fn assignment(&self, rank: Rank) -> Result<Assignment> {
-        Ok(Assignment::of(self.schedule(), rank, self.geometry()?))
+        let by_rank = Assignment::of(self.schedule(), rank, self.geometry()?);
+        let named =
+            |leg: SourcedLeg| Ok(SourcedLeg { source: peer(self.member(number(leg.source))?.member), ..leg });
+        Ok(Assignment { legs: by_rank.legs.into_iter().map(named).collect::<Result<_>>()?, ..by_rank })
+    }
+
+    /// Whom `rank` reads from first; `None` for the seed.
+    pub(crate) fn source(&self, rank: Rank) -> Option<Rank> {
+        self.schedule().legs(rank).first().map(|leg| leg.source)
+    }
+
+    pub(crate) fn member(&self, rank: Rank) -> Result<Identity> {
+        let found = usize::try_from(rank).ok().and_then(|rank| self.members.get(rank).copied());
+        found.ok_or_else(|| invalid(format!("there is no rank {rank}")))
+    }
+
+    /// The rank that a member is.
+    pub(crate) fn rank_of(&self, member: MemberId) -> Option<Rank> {
+        let at = self.members.iter().position(|identity| identity.member == member)?;
+        Rank::try_from(at).ok()
+    }
+
+    /// As people call the rank, where the error names its filling.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        let is = |identity: &Identity| error.peer() == Some(&peer(identity.member).to_string());
+        let rank = self.members.iter().position(is).and_then(|at| Rank::try_from(at).ok());
+        match rank {
+            Some(rank) => error.with_peer(who(rank)),
+            None => error,
+        }
+    }
+
+    /// What the ranks hold, as the service knows it, and what proves it; ranks have that from the parent, over the board.
+    pub(crate) fn content(&self) -> Result<(Content, Vec<u8>)> {
+        let manifest = serde_json::to_vec(&self.digests)
+            .map_err(|e| Error::new(Kind::Invalid, "json", format!("the digests: {e}")))?;
+        let hex = self.image.len() == 64 && self.image.bytes().all(|b| b.is_ascii_hexdigit());
+        let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+        let content = Content {
+            image: if hex { self.image.to_ascii_lowercase() } else { hash(self.image.as_bytes()) },
+            rank: self.rank.clone(),
+            model: "replicate".into(),
+            revision: String::new(),
+            fingerprint: String::new(),
+            bytes: self.bytes,
+            manifest: hash(&manifest),
+            manifest_bytes: manifest.len() as u64,
+        };
+        Ok((content, manifest))
     }
 
     pub(crate) fn digests(&self) -> Result<Digests> {
@@ -119,6 +198,22 @@ impl Job {
     pub(crate) fn threads(&self) -> usize {
         threads(self.memory)
     }
+}
+
+impl Identity {
+    fn new() -> Result<Self> {
+        Ok(Self { member: MemberId(Generation::from_random(random()?)), secret: random()? })
+    }
+}
+
+/// The rank that a peer of a schedule stands for.
+fn number(peer: PeerId) -> Rank {
+    Rank::try_from(peer.0).unwrap_or(Rank::MAX)
+}
+
+/// A rank as people call it.
+pub(crate) fn who(rank: Rank) -> String {
+    if rank == 0 { "seed".into() } else { format!("clone {rank}") }
 }
 
 /// A rank is mapped: its arena is there, and every source it will read from is imported.
@@ -167,26 +262,23 @@ pub(crate) const DONE: &str = "done";
 /// What one rank puts on the board, or the parent about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum About {
-    /// Every locator of its arena.
-    Locators,
+    /// It is a member of the service.
+    Joined,
     Mapped,
     Ready,
     /// The error it ended in.
     Failed,
-    /// Set by the parent: the rank has exited.
+    /// A task has ended before its time.
     Gone,
-    /// Set by a clone: it read from this rank and gave it up.
-    Left,
 }
 
 pub(crate) fn name(about: About, rank: Rank) -> String {
     let about = match about {
-        About::Locators => "locators",
+        About::Joined => "joined",
         About::Mapped => "mapped",
         About::Ready => "ready",
         About::Failed => "failed",
         About::Gone => "gone",
-        About::Left => "left",
     };
     format!("{about}/{rank}")
 }

@@ -37,23 +37,43 @@ pub(crate) fn threads(memory: Memory) -> usize {
 /// # Errors
 /// As [`load`] and [`load_gpu`].
 pub(crate) fn fill(path: &Path, digests: &Digests, arena: &Arc<dyn Arena>, threads: usize) -> Result<()> {
+    fill_range(path, digests, arena, ByteRange::new(0, digests.payload()), threads)
+}
+
+/// The same of the whole blocks of `range`.
+///
+/// # Errors
+/// As [`load`] and [`load_gpu`].
+pub(crate) fn fill_range(
+    path: &Path,
+    digests: &Digests,
+    arena: &Arc<dyn Arena>,
+    range: ByteRange,
+    threads: usize,
+) -> Result<()> {
     match CudaArena::from_arena(arena) {
-        Some(gpu) => load_gpu(path, digests, &gpu, threads),
-        None => load(path, digests, &**arena, threads),
+        Some(gpu) => load_gpu(path, digests, &gpu, range, threads),
+        None => load(path, digests, &**arena, range, threads),
     }
 }
 
-/// Reads all of `path` into `arena` with `threads` threads. Memory in flight is one piece a thread.
+/// Reads `range` of `path` into `arena` with `threads` threads. Memory in flight is one piece a thread.
 ///
 /// # Errors
 /// [`Kind::Corrupt`] when the file's length or a block is not what `digests` say; the system's own otherwise.
-pub(crate) fn load(path: &Path, digests: &Digests, arena: &dyn Arena, threads: usize) -> Result<()> {
-    let (file, payload) = open(path, digests)?;
+pub(crate) fn load(
+    path: &Path,
+    digests: &Digests,
+    arena: &dyn Arena,
+    range: ByteRange,
+    threads: usize,
+) -> Result<()> {
+    let file = open(path, digests)?;
     let one = |range, buffer: &mut Vec<u8>| {
         buffer.resize(PIECE, 0);
         one_block(&file, path, range, digests, arena, buffer)
     };
-    on_threads(payload, digests.block(), threads, Vec::new, one)
+    on_threads(range, digests.block(), threads, Vec::new, one)
 }
 
 /// The same into GPU memory, through pinned windows that are read while others are copied, and verified where the bytes
@@ -61,14 +81,21 @@ pub(crate) fn load(path: &Path, digests: &Digests, arena: &dyn Arena, threads: u
 ///
 /// # Errors
 /// As [`load`], and the driver's.
-pub(crate) fn load_gpu(path: &Path, digests: &Digests, arena: &Arc<CudaArena>, threads: usize) -> Result<()> {
-    let (file, payload) = open(path, digests)?;
+pub(crate) fn load_gpu(
+    path: &Path,
+    digests: &Digests,
+    arena: &Arc<CudaArena>,
+    whole: ByteRange,
+    threads: usize,
+) -> Result<()> {
+    let file = open(path, digests)?;
     let lanes = || Lane { stream: None, windows: VecDeque::new(), flying: None };
     let one = |range, lane: &mut Lane| lane.window(&file, path, range, arena);
-    on_threads(payload, WINDOW, threads.min(READERS), lanes, one)?;
-    let found = arena.digests(ByteRange::new(0, payload), digests.block())?;
-    match digests.mismatches(0, &found).first() {
-        None if found.len() == digests.values().len() => Ok(()),
+    on_threads(whole, WINDOW, threads.min(READERS), lanes, one)?;
+    let found = arena.digests(whole, digests.block())?;
+    let blocks = whole.len().div_ceil(digests.block());
+    match digests.mismatches(whole.start / digests.block(), &found).first() {
+        None if found.len() as u64 == blocks => Ok(()),
         first => {
             let block = first.map_or_else(|| "a block".to_owned(), |block| format!("block {block}"));
             let detail = format!("{}: {block} does not match its digest on the GPU", path.display());
@@ -120,7 +147,7 @@ fn read(file: &File, path: &Path, at: u64, bytes: &mut [u8]) -> Result<()> {
 }
 
 /// The file, with the length that `digests` say.
-fn open(path: &Path, digests: &Digests) -> Result<(File, u64)> {
+fn open(path: &Path, digests: &Digests) -> Result<File> {
     let io = |op, e: &std::io::Error| Error::from_io(op, e, path.display().to_string());
     let file = File::open(path).map_err(|e| io("open", &e))?;
     let found = file.metadata().map_err(|e| io("stat", &e))?.len();
@@ -129,19 +156,19 @@ fn open(path: &Path, digests: &Digests) -> Result<(File, u64)> {
         let detail = format!("{}: {payload} bytes needed, {found} found", path.display());
         return Err(Error::new(Kind::Corrupt, "load", detail).with_remedy("pack or fetch the image again"));
     }
-    Ok((file, payload))
+    Ok(file)
 }
 
-/// Does every range of `step` bytes of `payload` with `threads` threads, each with a state of its own, until one fails.
+/// Does every range of `step` bytes of `whole` with `threads` threads, each with a state of its own, until one fails.
 /// A state's end is awaited: what it has in flight has landed then.
 fn on_threads<S>(
-    payload: u64,
+    whole: ByteRange,
     step: u64,
     threads: usize,
     state: impl Fn() -> S + Sync,
     one: impl Fn(ByteRange, &mut S) -> Result<()> + Sync,
 ) -> Result<()> {
-    let steps = payload.div_ceil(step);
+    let steps = whole.len().div_ceil(step);
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let first_error = Mutex::new(None);
     let work = || {
@@ -151,8 +178,8 @@ fn on_threads<S>(
             if index >= steps {
                 return;
             }
-            let start = index.saturating_mul(step);
-            let range = ByteRange::new(start, start.saturating_add(step).min(payload));
+            let start = whole.start.saturating_add(index.saturating_mul(step));
+            let range = ByteRange::new(start, start.saturating_add(step).min(whole.end));
             if let Err(e) = one(range, &mut state) {
                 stop.store(true, Ordering::Relaxed);
                 first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);

@@ -1,16 +1,17 @@
 //! One host replicates a rank image: a seed, N clones, every block verified.
 //!
 //! [`run`] starts them as processes of the caller's own program (which must call [`worker`](fn@worker) when it is started
-//! with the arguments of [`Workers`]), or as tasks over the mock. `parent` coordinates over a board and trusts no
-//! clone's clock but the host's; `rank` is what one seed or clone does, the same for processes and tasks; `peers`
-//! finds its sources; `load` fills the seed's arena from disk.
+//! with the arguments of [`Workers`]), or as tasks over the mock. All are members of a replication service that lives as long as
+//! the run, the same as any seeds and clones are of theirs ([`crate::service`]): it names sources and finds others. `parent`
+//! serves it, releases all ranks at one moment over a board, and trusts no clone's clock but the host's; `rank` is what one
+//! seed or clone does, the same for processes and tasks; `load` fills the seed's arena from disk.
 
 mod clock;
 mod gpu;
 mod job;
+mod let_go;
 mod load;
 mod parent;
-mod peers;
 mod rank;
 mod report;
 mod tasks;
@@ -21,10 +22,10 @@ pub use worker::{WorkerArgs, worker};
 // What a bench does in the same way.
 pub(crate) use clock::Clock;
 pub(crate) use gpu::resolve as resolve_devices;
-pub(crate) use job::{put, wait};
-pub(crate) use load::{fill, threads};
+pub(crate) use job::{put, wait, who};
+pub(crate) use let_go::LetGo;
+pub(crate) use load::{fill, fill_range, threads};
 pub(crate) use parent::{listen, spawn};
-pub(crate) use peers::{LetGo, who};
 pub(crate) use worker::{die, die_with_parent, host_arena};
 
 use crate::{
@@ -35,10 +36,14 @@ use flashboot_core::{
     BLOCK, Digests, Error, Kind, Result, TransportName,
     schedule::{ChunkCosts, auto_chunk},
 };
-use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 /// How the name of a run's directory begins.
 pub(crate) const RUN_PREFIX: &str = "flashboot-";
+
+/// How long a rank may be silent before the run's service forgets it; one that was lost has to renew before anybody is sent
+/// to it again.
+const LEASE: Duration = Duration::from_secs(3);
 
 /// The rank image to replicate, as the image's metadata has it.
 #[derive(Debug, Clone)]
@@ -135,10 +140,10 @@ pub async fn run(request: Request, stop: impl Future<Output = ()>) -> Result<Out
         return Err(invalid("the mock has no GPUs: use --device host, or another transport"));
     }
     let gpus = gpu::resolve(&request.settings.device, request.settings.setup_timeout).await?;
-    let job = Arc::new(job::Job::new(&request, &gpus)?);
+    let job = job::Job::new(&request, &gpus)?;
     gpu::admit(&gpus, &job).await?;
     match request.settings.transport {
-        Choice::Only(TransportName::Mock) => tasks::run(job, &request).await,
+        Choice::Only(TransportName::Mock) => tasks::run(Arc::new(job), &request).await,
         _ => parent::run(job, &request, stop).await,
     }
 }

@@ -5,23 +5,27 @@
 //! stdin and do the same.
 
 use super::{
-    Outcome, RUN_PREFIX, Request, Workers,
+    LEASE, Outcome, RUN_PREFIX, Request, Workers,
     clock::Clock,
-    job::{self, About, Job, Mapped, Ready},
-    peers::who,
+    job::{self, About, Job, Mapped, Ready, ServiceAt, who},
     report::{self, Known, Setting},
+    worker::secured,
 };
 use crate::{
     config::{Choice, Pages},
     scratch::Scratch,
+    service,
     wire::ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};
-use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};
+use flashboot_rendezvous::{Board as _, BoardServer, Inside, LocalBoard, Server, protocol};
 use std::{
     collections::VecDeque,
-    os::unix::process::ExitStatusExt as _,
+    fs::File,
+    io::Write as _,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _},
     path::Path,
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -43,6 +47,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a dead worker may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// How long clones may take to find out that the seed's death left nobody who holds everything.
+const ORPHANS: Duration = Duration::from_secs(3);
+
 /// Something a rank did.
 enum News {
     Mapped(Rank, Mapped),
@@ -58,6 +65,7 @@ pub(crate) struct Words {
 
 struct Parent {
     job: Arc<Job>,
+    service: Arc<Inside>,
     board: Arc<LocalBoard>,
     words: Vec<Words>,
     known: Vec<Known>,
@@ -69,14 +77,21 @@ struct Parent {
     watchers: JoinSet<()>,
 }
 
-pub(super) async fn run(job: Arc<Job>, request: &Request, stop: impl Future<Output = ()>) -> Result<Outcome> {
+pub(super) async fn run(mut job: Job, request: &Request, stop: impl Future<Output = ()>) -> Result<Outcome> {
     let began = Clock::Host.now();
     admit(&job)?;
     let directory = run_directory(&request.workers.directory)?;
     let path = directory.path().join("board");
     let server = BoardServer::bind(&path)?;
+    let (service, at) = serve(directory.path()).await?;
+    job.service = Some(at);
+    let job = Arc::new(job);
+    // Ends when it is dropped, last of all.
+    let inside = service.inside();
+    let mut serving = JoinSet::new();
+    serving.spawn(service.serve(std::future::pending()));
     job::put(&*server.board(), job::JOB, &*job).await?;
-    let mut parent = Parent::start(Arc::clone(&job), server.board(), &request.workers, &path)?;
+    let mut parent = Parent::start(Arc::clone(&job), inside, server.board(), &request.workers, &path)?;
     let outcome = tokio::select! {
         biased;
         () = stop => {
@@ -86,6 +101,7 @@ pub(super) async fn run(job: Arc<Job>, request: &Request, stop: impl Future<Outp
     };
     // Whatever happened: no worker writes into the directory any more when it goes.
     parent.end(outcome.is_ok()).await;
+    serving.shutdown().await;
     drop(server);
     if let Err(error) = directory.close() {
         debug!(%error, "the run's directory was not removed");
@@ -107,6 +123,19 @@ fn admit(job: &Job) -> Result<()> {
     budget::admit(job.bytes.saturating_mul(u64::from(job.ranks())))
 }
 
+/// The run's service, on loopback, for who can read `directory`.
+async fn serve(directory: &Path) -> Result<(Server, ServiceAt)> {
+    let token = directory.join("token");
+    let secret: String = (0..4).map(|_| Ok(format!("{:016x}", service::random()?))).collect::<Result<_>>()?;
+    let failed = |e: std::io::Error| Error::from_io("write", &e, token.display().to_string());
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&token).map_err(failed)?;
+    file.write_all(secret.as_bytes()).map_err(failed)?;
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = service::bind(at, None, LEASE, &secured(&token).await?).await?;
+    let endpoint = server.endpoint().to_string();
+    Ok((server, ServiceAt { endpoint, token }))
+}
+
 /// What runs that were killed with all their workers left behind goes first.
 fn run_directory(parent: &Path) -> Result<Scratch> {
     Scratch::new(parent, RUN_PREFIX).map_err(|e| {
@@ -116,7 +145,13 @@ fn run_directory(parent: &Path) -> Result<Scratch> {
 }
 
 impl Parent {
-    fn start(job: Arc<Job>, board: Arc<LocalBoard>, workers: &Workers, path: &Path) -> Result<Self> {
+    fn start(
+        job: Arc<Job>,
+        service: Arc<Inside>,
+        board: Arc<LocalBoard>,
+        workers: &Workers,
+        path: &Path,
+    ) -> Result<Self> {
         let (sender, news) = mpsc::unbounded_channel();
         let stop = watch::Sender::new(false);
         let ranks = usize::try_from(job.ranks()).unwrap_or(usize::MAX);
@@ -125,6 +160,7 @@ impl Parent {
             known: vec![Known::default(); ranks],
             gone: vec![false; ranks],
             job,
+            service,
             board,
             news,
             stop,
@@ -215,9 +251,15 @@ impl Parent {
     /// Until every clone is ready or gone. Returns the first failure that was not asked for.
     async fn transfer(&mut self) -> Option<Error> {
         let limit = self.job.settings.transfer_timeout;
-        let until = Instant::now() + limit;
+        let end = Instant::now() + limit;
         let mut error = None;
+        let mut orphans = None;
         while self.clones().any(|(known, gone)| known.ready.is_none() && !gone) {
+            // Without the seed, and before any clone has everything, nobody can end.
+            let until = match orphans {
+                Some(until) if self.clones().all(|(known, _)| known.ready.is_none()) => end.min(until),
+                _ => end,
+            };
             let Ok(news) = timeout_at(until, self.news.recv()).await else {
                 error.get_or_insert(self.late("transfer", limit, |known| known.ready.is_some()));
                 return error;
@@ -230,6 +272,9 @@ impl Parent {
                         debug!(rank, %death, "killed as asked");
                     } else {
                         warn!(%death, "a rank died; the others go on");
+                        if rank == 0 {
+                            orphans = Some(Instant::now() + ORPHANS);
+                        }
                         error.get_or_insert(death);
                     }
                 }
@@ -265,8 +310,9 @@ impl Parent {
         if let Some(gone) = self.gone.get_mut(rank as usize) {
             *gone = true;
         }
-        // Set once, by nobody else: cannot fail.
-        let _ = self.board.put(&job::name(About::Gone, rank), String::new()).await;
+        if let Ok(job::Identity { member, secret }) = self.job.member(rank) {
+            self.service.handle(protocol::Request::Leave { member, secret });
+        }
         if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
         {
             return failed.into_error(&who(rank));

@@ -4,10 +4,9 @@
 //! paused, as `replicate --transport mock` does.
 
 use super::{
-    Outcome, Request,
+    LEASE, Outcome, Request,
     clock::Clock,
-    job::{self, About, Job, Mapped, Ready},
-    peers::who,
+    job::{self, About, Job, Mapped, Ready, who},
     rank::{self, Seat},
     report::{self, Known, Setting},
 };
@@ -15,7 +14,7 @@ use crate::registry::Endpoints;
 use flashboot_backend_mock::{MockConfig, Network};
 use flashboot_core::{ArenaSpec, Error, Result, TransportName, schedule::Rank};
 use flashboot_driver::Step;
-use flashboot_rendezvous::{Board as _, LocalBoard};
+use flashboot_rendezvous::{Board as _, Client, Inside, LocalBoard, protocol::Rules};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -26,6 +25,7 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
     let clock = Clock::Runtime(Instant::now());
     let board = Arc::new(LocalBoard::default());
     let network = Network::new(MockConfig::default());
+    let service = Arc::new(Inside::new(Rules { lease: LEASE, ..Rules::default() }));
     let ranks = job.ranks();
     let errors = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
@@ -34,6 +34,7 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
             Arc::clone(&job),
             rank,
             Arc::clone(&board),
+            Client::inside(Arc::clone(&service)),
             network.clone(),
             clock,
             Arc::clone(&errors),
@@ -84,6 +85,7 @@ async fn seat(
     job: Arc<Job>,
     rank: Rank,
     board: Arc<LocalBoard>,
+    service: Client,
     network: Network,
     clock: Clock,
     errors: Arc<Mutex<Vec<Error>>>,
@@ -109,6 +111,7 @@ async fn seat(
             rank,
             job: Arc::clone(&job),
             board,
+            service: Arc::new(service),
             endpoints,
             arena,
             arena_took: Duration::ZERO,

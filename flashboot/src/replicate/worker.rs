@@ -10,13 +10,15 @@ use super::{
 use crate::{
     config::{Memory, Pages},
     registry::{Registry, Settings},
+    service,
     wire::ErrorWire,
 };
+use flashboot_channel::{Endpoint, Security, SecurityConfig};
 use flashboot_core::{Arena, ArenaSpec, Error, Kind, Result};
 use flashboot_cuda::{CudaArena, CudaArenaConfig, Device};
 use flashboot_driver::Step;
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind};
-use flashboot_rendezvous::{Board, SocketBoard};
+use flashboot_rendezvous::{Board, Client, SocketBoard};
 use rustix::process::{Signal, getpid, kill_process};
 use std::{
     io::Read as _,
@@ -139,6 +141,7 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
     };
     rank::run(Seat {
         rank: args.rank,
+        service: Arc::new(client(&job).await?),
         job,
         board,
         endpoints: Arc::new(endpoints),
@@ -148,6 +151,21 @@ async fn part(args: &WorkerArgs, board: Arc<dyn Board>) -> Result<()> {
         observer: Box::new(observer),
     })
     .await
+}
+
+/// A client of the run's service.
+async fn client(job: &Job) -> Result<Client> {
+    let at = job.service.as_ref();
+    let at = at.ok_or_else(|| Error::new(Kind::Protocol, "replicate", "the parent names no service"))?;
+    let endpoint: Endpoint =
+        at.endpoint.parse().map_err(|e| Error::new(Kind::Protocol, "replicate", format!("{e}")))?;
+    Ok(Client::new(endpoint, secured(&at.token).await?))
+}
+
+/// What protects the run's service: whoever can read its directory is of the run.
+pub(super) async fn secured(token: &Path) -> Result<Security> {
+    let config = SecurityConfig { token_file: Some(token.to_owned()), ..SecurityConfig::default() };
+    service::loaded(config).await
 }
 
 /// An arena in host memory, every page faulted in with a thread a core.

@@ -1,12 +1,14 @@
 //! A clone: what is asked for, proved, read, committed; then served on, until it is asked to go.
 
 use super::{
-    client, payload,
+    KillAt, client,
+    kill::Moment,
+    payload,
     seat::{Seat, blocking, new_trace},
-    sources::{Hop, Members, peer},
+    sources::{Hop, Members, peer, stall},
     standing::Standing,
 };
-use crate::{config::Chunk, observe::Watched, replicate::die};
+use crate::{config::Chunk, observe::Watched};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result, ShardId,
@@ -21,7 +23,7 @@ use flashboot_rendezvous::{
     store::Address,
 };
 use serde::Serialize;
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
 
@@ -38,38 +40,10 @@ pub struct CloneRequest {
     pub output: Option<PathBuf>,
     /// Go once complete and nobody reads from it; else serve until asked to go.
     pub leave: bool,
-    /// For tests: where it kills itself.
+    /// For tests: when it kills, and whom.
     pub kill: Option<KillAt>,
     /// Everything else.
     pub seat: Seat,
-}
-
-/// A moment at which a clone kills itself: for tests of what the others do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillAt {
-    /// It has a source, and has read nothing.
-    Registered,
-    /// It pulls this chunk.
-    Pull(u64),
-    /// It has verified this chunk.
-    Chunk(u64),
-    /// It has everything, and has told nobody.
-    Complete,
-}
-
-impl FromStr for KillAt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no chunk"));
-        match text.split_once(':') {
-            Some(("pull", chunk)) => number(chunk).map(Self::Pull),
-            Some(("chunk", chunk)) => number(chunk).map(Self::Chunk),
-            _ if text == "registered" => Ok(Self::Registered),
-            _ if text == "complete" => Ok(Self::Complete),
-            _ => Err(format!("`{text}` is not registered, pull:N, chunk:N or complete")),
-        }
-    }
 }
 
 /// A clone that has everything. Times in milliseconds, rates in bytes per second.
@@ -178,9 +152,11 @@ async fn cloned(
     evicted.map_or(Ok(()), Err)
 }
 
-type Kept = (super::seat::Opened, super::seat::Held);
+/// What a clone keeps as long as it serves.
+pub(super) type Kept = (super::seat::Opened, super::seat::Held);
 
-async fn read(
+/// Until everything is there, verified and committed.
+pub(super) async fn read(
     request: &CloneRequest,
     client: &Arc<Client>,
     watched: &Arc<Watched>,
@@ -206,9 +182,8 @@ async fn read(
     let said = (Role::Clone, content.clone(), request.expect);
     let membership = Arc::new(seat.join(client, &opened, &held, said, bytes, &trace).await?);
     watched.registered(membership.pulse());
-    if request.kill == Some(KillAt::Registered) {
-        die();
-    }
+    let kill = |moment| request.kill.iter().for_each(|kill| kill.at(moment));
+    kill(Moment::Registered);
     let setup = began.elapsed();
 
     let settings = &seat.config.replicate;
@@ -224,8 +199,7 @@ async fn read(
     let geometry = Geometry::new(content.bytes, digests.block(), chunk, 1).map_err(|e| invalid(&e))?;
     let source = membership.upstream().ok_or_else(|| invalid(&"the service gave no source"))?;
     let leg = SourcedLeg { source: peer(source), shard: ShardId(0) };
-    // Whoever is next to a source that stopped finds another first, and nobody behind it leaves a healthy one.
-    let stall = settings.stall.saturating_add((settings.stall / 4).saturating_mul(depth));
+    let stall = stall(settings.stall, depth);
     let blocks = digests.values().len() as u64;
     let job = Job {
         arena: Arc::clone(&held.arena),
@@ -234,20 +208,18 @@ async fn read(
         policy: Policy { stall, ..settings.policy() },
         limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
     };
-    let sources =
-        Members::new(Arc::clone(&membership), Arc::clone(&opened.endpoints), Arc::clone(&held.arena), seat);
+    let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
+    let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
     let sources = Arc::new(sources.watched(Arc::clone(watched)));
     let began = Instant::now();
     let mut observer = {
         let (membership, watched, kill) = (Arc::clone(&membership), Arc::clone(watched), request.kill);
-        move |step: Step| match step {
-            Step::Published { bytes, .. } => {
+        move |step: Step| {
+            if let Step::Published { bytes, .. } = step {
                 membership.progress(bytes);
                 watched.verified(bytes, false);
             }
-            Step::Pulling { chunk, .. } if kill == Some(KillAt::Pull(chunk.index)) => die(),
-            Step::Verified { chunk, .. } if kill == Some(KillAt::Chunk(chunk.index)) => die(),
-            _ => {}
+            kill.iter().for_each(|kill| kill.step(step));
         }
     };
     let limit = settings.transfer_timeout;
@@ -257,9 +229,7 @@ async fn read(
         .map_err(|_| Error::new(Kind::Deadline, "clone", format!("not complete within {limit:?}")))??;
     drop(observer);
     let ready = began.elapsed();
-    if request.kill == Some(KillAt::Complete) {
-        die();
-    }
+    kill(Moment::Complete);
     membership.complete();
     if let Some(path) = request.output.clone() {
         let arena = Arc::clone(&held.arena);

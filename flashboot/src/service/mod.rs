@@ -1,20 +1,29 @@
 //! Seeds and clones that find each other at the replication service, and come and go.
 //!
 //! [`seed`](fn@seed) fills an arena from disk and serves it; [`clone`](fn@clone) learns from the service what proves the image and whom to read
-//! from, verifies every block, and serves it on. `seat` is what both do: transports, arena, registration; `sources` finds
-//! a clone another source; `standing` is a service in a member's own process; `payload` writes the verified bytes to a file. What a clone checks its bytes against is
+//! from, verifies every block, and serves it on; [`gather`](fn@gather) reads its part from disk and the others' from them. `seat` is what
+//! all do: transports, arena, registration; `sources` finds a clone another source; `standing` is a service in a member's own
+//! process; `payload` writes the verified bytes to a file; `kill` is for tests. What a clone checks its bytes against is
 //! covered by the image's id, and never comes from its source alone.
 
 mod clone;
+mod gather;
+mod kill;
 mod payload;
+mod ranks;
 mod seat;
 mod seed;
 mod sources;
 mod standing;
 
-pub(crate) use seat::blocking;
+// What the ranks of a `replicate` do in the same way.
+pub(crate) use seat::{Held, blocking, random};
+pub(crate) use sources::{Hop, Members, peer, stall};
 
-pub use clone::{CloneRequest, Cloned, KillAt, clone};
+pub use clone::{CloneRequest, Cloned, clone};
+pub use gather::{GatherRequest, Gathered, gather};
+pub use kill::{KillAt, Moment};
+pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 
@@ -23,7 +32,7 @@ use crate::{
     network::Network,
     observe::{self, Observed, Showing},
 };
-use flashboot_channel::{Host, Security};
+use flashboot_channel::{Host, Security, SecurityConfig};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
     Client, Server,
@@ -37,7 +46,11 @@ const CONNECTIONS: usize = 20_000;
 
 /// Reads what `network` says of channels, off the runtime.
 pub(crate) async fn security(network: &Network) -> Result<Security> {
-    let config = network.security();
+    loaded(network.security()).await
+}
+
+/// Reads what `config` names, off the runtime.
+pub(crate) async fn loaded(config: SecurityConfig) -> Result<Security> {
     let loaded = tokio::task::spawn_blocking(move || Security::load(&config)).await;
     loaded.unwrap_or_else(|e| {
         Err(Error::new(Kind::Exhausted, "security", format!("a thread to read files: {e}")))

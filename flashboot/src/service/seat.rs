@@ -60,16 +60,69 @@ pub struct Seat {
 pub(super) struct Opened {
     pub(super) endpoints: Arc<Endpoints>,
     device: Option<Device>,
-    transports: Vec<TransportName>,
+    pub(super) transports: Vec<TransportName>,
     _scratch: Scratch,
 }
 
 /// An arena that others can read.
-pub(super) struct Held {
-    pub(super) arena: Arc<dyn Arena>,
-    pub(super) generation: Generation,
+pub(crate) struct Held {
+    pub(crate) arena: Arc<dyn Arena>,
+    pub(crate) generation: Generation,
     /// Dropped, nobody can begin to read.
-    pub(super) exports: Vec<Box<dyn Export>>,
+    pub(crate) exports: Vec<Box<dyn Export>>,
+}
+
+impl Held {
+    /// What the member that holds it says of itself: of a seed, that all of the content is there.
+    pub(crate) fn registration(
+        &self,
+        (role, content): (Role, Content),
+        secret: u64,
+        labels: &Labels,
+        transports: &[TransportName],
+        readers: u32,
+    ) -> Result<Registration> {
+        Ok(Registration {
+            member: MemberId(self.generation),
+            secret,
+            name: labels.name.clone(),
+            role,
+            holds: if role == Role::Seed { content.bytes } else { 0 },
+            content,
+            place: self.place(labels)?,
+            locators: self.locators(),
+            transports: transports.to_vec(),
+            readers,
+            expect: None,
+            upstream: None,
+            epoch: 0,
+            trace: None,
+        })
+    }
+}
+
+impl Held {
+    /// Where it is.
+    pub(super) fn place(&self, labels: &Labels) -> Result<Place> {
+        let Labels { domain, rail, rack, .. } = labels.clone();
+        let gpu = match self.arena.location() {
+            Location::Gpu { uuid, .. } => Some(uuid),
+            _ => None,
+        };
+        Ok(Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack })
+    }
+
+    /// How it can be read, by every transport.
+    pub(super) fn locators(&self) -> Vec<String> {
+        self.exports.iter().map(|export| export.locator().encode()).collect()
+    }
+}
+
+/// Bits for what must not be guessed or met twice.
+pub(crate) fn random() -> Result<u64> {
+    getrandom::u64().map_err(|e| {
+        Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
+    })
 }
 
 /// Runs `work` on a thread that may block.
@@ -128,7 +181,12 @@ impl Seat {
 
     /// Makes an arena for `bytes`; nothing is in it, and nobody can read it yet.
     pub(super) async fn hold(&self, opened: &Opened, bytes: u64) -> Result<Held> {
-        let spec = ArenaSpec { payload: bytes, shards: 1 };
+        self.hold_shards(opened, bytes, 1).await
+    }
+
+    /// The same, with a progress word for each of so many shards.
+    pub(super) async fn hold_shards(&self, opened: &Opened, bytes: u64, shards: u32) -> Result<Held> {
+        let spec = ArenaSpec { payload: bytes, shards };
         let (device, memory) = (opened.device.clone(), self.config.memory);
         let arena = blocking(move || match device {
             Some(device) => {
@@ -138,10 +196,7 @@ impl Seat {
             None => host_arena(spec, memory),
         })
         .await?;
-        let bits = getrandom::u64().map_err(|e| {
-            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
-        })?;
-        let generation = Generation::from_random(bits);
+        let generation = Generation::from_random(random()?);
         arena.begin(generation);
         let exports = opened.endpoints.export(&arena, self.config.replicate.import_timeout).await?;
         Ok(Held { arena, generation, exports })
@@ -157,29 +212,10 @@ impl Seat {
         manifest: Vec<u8>,
         trace: &str,
     ) -> Result<Membership> {
-        let secret = getrandom::u64().map_err(|e| {
-            Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
-        })?;
-        let Labels { name, domain, rail, rack } = self.labels.clone();
-        let gpu = match held.arena.location() {
-            Location::Gpu { uuid, .. } => Some(uuid),
-            _ => None,
-        };
         let said = Registration {
-            member: MemberId(held.generation),
-            secret,
-            name,
-            role,
-            holds: if role == Role::Seed { content.bytes } else { 0 },
-            content,
-            place: Place { host: boot_id()?, gpu, nics: nics(), domain, rail, rack },
-            locators: held.exports.iter().map(|export| export.locator().encode()).collect(),
-            transports: opened.transports.clone(),
-            readers: self.readers,
             expect,
-            upstream: None,
-            epoch: 0,
             trace: Some(trace.to_owned()),
+            ..held.registration((role, content), random()?, &self.labels, &opened.transports, self.readers)?
         };
         Membership::join(Arc::clone(client), said, Arc::new(manifest), self.patience).await
     }

@@ -1,7 +1,7 @@
 //! Where a clone's sources come from: the membership says who and how, the registry how to reach them.
 
-use super::seat::Seat;
 use crate::{
+    config::Replicate,
     observe::Watched,
     registry::{Endpoints, Imported, PassedOver},
     replicate::LetGo,
@@ -17,7 +17,8 @@ use flashboot_rendezvous::{
 };
 use serde::Serialize;
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tracing::{info, warn};
@@ -34,34 +35,31 @@ pub struct Hop {
 }
 
 /// The sources of one clone.
-pub(super) struct Members {
+pub(crate) struct Members {
     membership: Arc<Membership>,
     endpoints: Arc<Endpoints>,
     arena: Arc<dyn Arena>,
     import: Duration,
     patience: Duration,
+    /// Imported before they are asked for.
+    ahead: Mutex<BTreeMap<PeerId, Box<dyn Mover>>>,
     hops: Mutex<Vec<Hop>>,
     watched: Option<Arc<Watched>>,
 }
 
 impl Members {
-    pub(super) fn new(
+    /// Of the clone that `membership` is; another source is looked for as long as `patience`.
+    pub(crate) fn new(
         membership: Arc<Membership>,
         endpoints: Arc<Endpoints>,
         arena: Arc<dyn Arena>,
-        seat: &Seat,
+        replicate: &Replicate,
+        patience: Duration,
     ) -> Self {
-        let replicate = &seat.config.replicate;
+        // A holder that is stopped takes a connection and does not answer: no longer than a word may stand still.
         let import = replicate.import_timeout.min(replicate.stall);
-        Self {
-            membership,
-            endpoints,
-            arena,
-            import,
-            patience: seat.patience,
-            hops: Mutex::default(),
-            watched: None,
-        }
+        let (ahead, hops) = (Mutex::default(), Mutex::default());
+        Self { membership, endpoints, arena, import, patience, ahead, hops, watched: None }
     }
 
     /// Tells `watched` of every hop and every loss.
@@ -69,23 +67,23 @@ impl Members {
         Self { watched: Some(watched), ..self }
     }
 
-    pub(super) fn hops(&self) -> Vec<Hop> {
+    /// Every source imported so far, in order.
+    pub(crate) fn hops(&self) -> Vec<Hop> {
         self.hops.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
 
-/// A member is a peer by its filling's word.
-pub(super) fn peer(member: MemberId) -> PeerId {
-    PeerId(member.0.word())
-}
+    /// Imports `source` now, so that a transfer does not pay for it.
+    pub(crate) async fn map_ahead(&self, source: PeerId) -> Result<()> {
+        let mover = self.import(source).await?;
+        self.ahead().insert(source, mover);
+        Ok(())
+    }
 
-fn member(peer: PeerId) -> Option<MemberId> {
-    Generation::from_word(peer.0).map(MemberId)
-}
+    fn ahead(&self) -> MutexGuard<'_, BTreeMap<PeerId, Box<dyn Mover>>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-#[async_trait]
-impl Sources for Members {
-    async fn attach(&self, source: PeerId) -> Result<Box<dyn Mover>> {
+    async fn import(&self, source: PeerId) -> Result<Box<dyn Mover>> {
         let unknown = || Error::new(Kind::SourceLost, "import", "no plan has named it");
         let source = member(source).ok_or_else(unknown)?;
         let holder = self.membership.holder(source).ok_or_else(unknown)?;
@@ -99,13 +97,45 @@ impl Sources for Members {
         let imported = self.endpoints.import(&locators, &self.arena, self.import).await?;
         let Imported { mover, transport, passed } = imported;
         info!(%source, %transport, "reading");
+        for p in &passed {
+            info!(%source, %transport, passed_over = %p.name, reason = p.reason, "transport chosen");
+        }
         if let Some(watched) = &self.watched {
             let passed = passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));
             watched.hop(transport.as_str(), passed);
         }
         let hop = Hop { source, transport, passed };
         self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
-        Ok(LetGo::wrap(mover))
+        // The mock's clock must not wait for a thread.
+        Ok(if transport == TransportName::Mock { mover } else { LetGo::wrap(mover) })
+    }
+}
+
+/// How long a word may stand still before a member with `above` members above it that do not hold all leaves its source:
+/// a quarter longer with each, so that whoever is next to a source that stopped finds another first, and nobody behind it
+/// leaves a healthy one.
+pub(crate) fn stall(stall: Duration, above: u32) -> Duration {
+    stall.saturating_add((stall / 4).saturating_mul(above))
+}
+
+/// A member is a peer by its filling's word.
+pub(crate) fn peer(member: MemberId) -> PeerId {
+    PeerId(member.0.word())
+}
+
+/// The member that a peer is.
+pub(super) fn member(peer: PeerId) -> Option<MemberId> {
+    Generation::from_word(peer.0).map(MemberId)
+}
+
+#[async_trait]
+impl Sources for Members {
+    async fn attach(&self, source: PeerId) -> Result<Box<dyn Mover>> {
+        let ahead = self.ahead().remove(&source);
+        match ahead {
+            Some(mover) => Ok(mover),
+            None => self.import(source).await,
+        }
     }
 
     async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
@@ -118,5 +148,17 @@ impl Sources for Members {
         let next = self.membership.lost(loss, self.patience).await?;
         warn!(lost = %source, source = %next, from, "reading on elsewhere");
         Some(peer(next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_with_those_above() {
+        let second = Duration::from_secs(1);
+        assert_eq!([0, 1, 2].map(|above| stall(second, above)), [second, second * 5 / 4, second * 3 / 2]);
+        assert_eq!(stall(Duration::MAX, 2), Duration::MAX);
     }
 }

@@ -1,8 +1,9 @@
 //! What a registration may say at most, and what must agree in it.
 
 use super::{
-    member::{Content, Place, Registration, Role, Wanted},
+    member::{Content, MemberId, Place, Registration, Role, Wanted},
     refusal::{Reason, Refusal},
+    ring::RingNode,
 };
 use flashboot_core::Locator;
 
@@ -108,29 +109,36 @@ pub(super) fn registration(said: &Registration) -> Result<(), Refusal> {
     if said.expect.is_some_and(|n| n == 0) {
         return Err(malformed("nobody is expected: leave `expect` out"));
     }
-    let locators = &said.locators;
-    if locators.len() > LOCATORS || locators.iter().map(String::len).sum::<usize>() > LOCATOR_BYTES {
+    locators(said.member, &said.locators, (bytes, 1))
+}
+
+/// What a node of an all-gather may say.
+pub(super) fn ring(said: &RingNode) -> Result<(), Refusal> {
+    hash("the image's id", &said.image)?;
+    text("the rank", &said.rank)?;
+    text("the ring's name", &said.name)?;
+    place(&said.place)?;
+    locators(said.member, &said.locators, (said.bytes, said.nodes))
+}
+
+/// That they are few, and of `member`'s own filling: of so many bytes in so many shards.
+fn locators(member: MemberId, lines: &[String], (bytes, shards): (u64, u32)) -> Result<(), Refusal> {
+    if lines.len() > LOCATORS || lines.iter().map(String::len).sum::<usize>() > LOCATOR_BYTES {
         return Err(malformed(format!("more than {LOCATORS} locators, or {LOCATOR_BYTES} bytes of them")));
     }
-    for line in locators {
+    for line in lines {
         let locator: Locator = line.parse().map_err(|e| malformed(format!("a locator: {e}")))?;
-        if locator.generation != said.member.0 {
-            return Err(Refusal::new(
-                Reason::Mismatch,
-                format!(
-                    "the {} locator is of filling {}, not {}",
-                    locator.transport, locator.generation, said.member
-                ),
-            ));
+        let Locator { transport, generation, .. } = &locator;
+        if *generation != member.0 {
+            let detail = format!("the {transport} locator is of filling {generation}, not {member}");
+            return Err(Refusal::new(Reason::Mismatch, detail));
         }
-        if locator.payload != bytes || locator.shards != 1 {
-            return Err(Refusal::new(
-                Reason::Mismatch,
-                format!(
-                    "the {} locator is of {} bytes in {} shards, the content of {bytes} in one",
-                    locator.transport, locator.payload, locator.shards
-                ),
-            ));
+        if locator.payload != bytes || locator.shards != shards {
+            let detail = format!(
+                "the {transport} locator is of {} bytes in {} shards, the content of {bytes} in {shards}",
+                locator.payload, locator.shards
+            );
+            return Err(Refusal::new(Reason::Mismatch, detail));
         }
     }
     Ok(())

@@ -83,7 +83,8 @@ impl Service {
         let mut at_host = HashMap::<&str, u32>::new();
         for (reader, m) in &self.members {
             let Some(source) = m.upstream.and_then(|up| self.members.get(&up)) else { continue };
-            if *reader == id {
+            // Nor does one that somebody lost and nobody has heard of since.
+            if *reader == id || m.silent() {
                 continue;
             }
             let (readers, [local, nvlink]) = at_member.entry(source.said.member).or_default();
@@ -103,10 +104,8 @@ impl Service {
                     None => true,
                     Some(until) => strict && *until > now,
                 });
-                // Silent since somebody lost it: it may be dead.
-                let silent = m.doubts > 0 && m.renewed <= m.doubted_at;
                 let doubted = strict && m.doubted_until > now;
-                !avoided && !silent && !doubted && reaches(member, m)
+                !avoided && !m.silent() && !doubted && reaches(member, m)
             })
             .map(|(other, depth, m)| {
                 let (readers, [local, nvlink]) = at_member.get(&other).copied().unwrap_or_default();
@@ -148,6 +147,13 @@ impl Service {
         let room = HOLDERS.saturating_sub(holders.len());
         holders.extend(others.into_iter().take(room).map(|(id, m)| holder(id, m)));
         Some(Plan { epoch: member.epoch, membership: group.membership, upstream, holders })
+    }
+}
+
+impl Member {
+    /// Silent since somebody lost it: it may be dead.
+    fn silent(&self) -> bool {
+        self.doubts > 0 && self.renewed <= self.doubted_at
     }
 }
 

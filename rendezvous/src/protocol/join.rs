@@ -132,8 +132,10 @@ impl Service {
         let begun = member.epoch > 0 || member.complete();
         let (Some(expect), false) = (expect, begun) else { return Ok(()) };
         let Some(group) = self.groups.get_mut(&member.group) else { return Ok(()) };
-        let others_read =
-            group.members.iter().any(|m| *m != id && self.members.get(m).is_some_and(|m| m.epoch > 0));
+        let others = || group.members.iter().filter(|m| **m != id).filter_map(|m| self.members.get(m));
+        let others_read = others().any(|m| m.epoch > 0);
+        // Some of those who expect one another: a service before this one let all of them begin.
+        let begun = others().any(|m| m.epoch > 0 && m.said.expect.is_some());
         if others_read && group.expect.is_none() {
             // They have begun: it is late, and joins at once.
             return Ok(());
@@ -150,7 +152,7 @@ impl Service {
         }
         let waiting: Vec<_> = group.members.iter().filter_map(|m| Some((*m, self.members.get(m)?))).collect();
         let mut pending: Vec<_> = waiting.iter().filter(|(_, m)| m.pending).collect();
-        if pending.len() < usize::try_from(expect).unwrap_or(usize::MAX) {
+        if !begun && pending.len() < usize::try_from(expect).unwrap_or(usize::MAX) {
             return Ok(());
         }
         let seed = waiting.iter().find(|(_, m)| m.complete()).map(|(_, m)| &m.said.place);

@@ -7,6 +7,7 @@
 use super::{
     member::{Cause, Content, MemberId, Plan, Reader, Registration, Wanted},
     refusal::{Reason, Refusal},
+    ring::{Ring, RingNode},
     status::Status,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -139,6 +140,9 @@ pub enum Request {
         /// Where the part begins.
         offset: u64,
     },
+    /// A node of an all-gather, here for the first time or still; answered [`Answer::Ring`] or, before all have come,
+    /// [`Answer::Wait`].
+    Ring(RingNode),
     /// Who holds what; answered [`Answer::Status`].
     Status,
 }
@@ -184,6 +188,8 @@ pub enum Answer {
     },
     /// It is done.
     Done,
+    /// The nodes of an all-gather.
+    Ring(Ring),
     /// Who holds what.
     Status(Status),
     /// No.

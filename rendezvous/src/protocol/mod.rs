@@ -21,6 +21,7 @@ mod message;
 mod news;
 mod placement;
 mod refusal;
+mod ring;
 mod rules;
 mod service;
 mod status;
@@ -31,6 +32,7 @@ pub use message::{
 };
 pub use placement::{Candidate, Distance, Link, choose, distance};
 pub use refusal::{Reason, Refusal};
+pub use ring::{NODES, Ring, RingMember, RingNode};
 pub use rules::Rules;
 pub use service::Service;
 pub use status::{MemberStatus, Status, readers_of};

@@ -10,6 +10,7 @@ use super::{
     member::{Content, MemberId, Reader, Registration, Role},
     message::{Answer, Request},
     refusal::{Reason, Refusal},
+    ring::Rings,
     rules::Rules,
 };
 use flashboot_core::TransportName;
@@ -23,7 +24,7 @@ pub(super) const RETRY_MS: u64 = 50;
 /// Readers of one member that are remembered after they have ended.
 const READERS: usize = 16;
 /// Leases for which it is remembered that a member left, and that a content was there.
-const MEMORY: u32 = 10;
+pub(super) const MEMORY: u32 = 10;
 
 /// All members of one content.
 #[derive(Debug, Clone)]
@@ -89,6 +90,7 @@ pub struct Service {
     pub(super) flaps: BTreeMap<String, Flap>,
     /// Who left, and when that is forgotten.
     pub(super) gone: BTreeMap<MemberId, Duration>,
+    rings: Rings,
     next: u64,
     looked: Duration,
 }
@@ -105,6 +107,7 @@ impl Service {
             names: BTreeMap::new(),
             flaps: BTreeMap::new(),
             gone: BTreeMap::new(),
+            rings: Rings::default(),
             next: 1,
             looked: Duration::ZERO,
         }
@@ -126,6 +129,7 @@ impl Service {
             Request::Leave { member, secret } => self.leave(member, secret),
             Request::Upload { manifest, offset, part } => self.upload(&manifest, offset, &part),
             Request::Fetch { manifest, offset } => self.fetch(&manifest, offset),
+            Request::Ring(node) => self.rings.handle(self.now, &self.rules, node),
             Request::Status => Ok(Answer::Status(self.status())),
         };
         answered.unwrap_or_else(Answer::Refused)
@@ -153,6 +157,7 @@ impl Service {
         }
         let now = self.now;
         self.gone.retain(|_, until| *until > now);
+        self.rings.tick(now, &self.rules);
         let window = self.rules.flap_window;
         self.flaps.retain(|_, flap| flap.last.saturating_add(window) > now);
         let memory = self.rules.lease.saturating_mul(MEMORY);

@@ -7,7 +7,7 @@ use crate::{
 use clap::{ArgGroup, Args};
 use flashboot::{
     config::Config,
-    service::{self, CloneRequest, Cloned, KillAt},
+    service::{self, CloneRequest, Cloned, ClonedRanks, KillAt},
 };
 use flashboot_rendezvous::{protocol::Wanted, store::Address};
 use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
@@ -27,13 +27,19 @@ pub(crate) struct CloneArgs {
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
+    /// Every rank of the image, each in memory of its own, with one commit for all; --device may name several GPUs
+    #[arg(long, conflicts_with = "rank")]
+    all_ranks: bool,
+    /// Of all ranks only these: the node's
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["rank", "all_ranks"])]
+    ranks: Vec<String>,
     /// The replication service: what `flashboot rendezvous` or `flashboot seed` printed, etcd://… or dir:PATH
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Address,
     /// Begin once so many clones have come [default: at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expect: Option<u32>,
-    /// Write the verified payload to this file
+    /// Write the verified payload to this file; of several ranks, to a new directory
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// End once complete and nobody reads from here [default: serve until a signal comes]
@@ -41,7 +47,7 @@ pub(crate) struct CloneArgs {
     leave: bool,
     #[command(flatten)]
     seat: SeatArgs,
-    /// For tests: kill itself there (registered, pull:N, chunk:N, complete)
+    /// For tests: kill itself, or @PID, there (registered, pull:N, chunk:N, complete)
     #[arg(long, hide = true, value_name = "WHERE")]
     kill: Option<KillAt>,
 }
@@ -68,14 +74,20 @@ pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<E
         kill: args.kill,
         seat: args.seat.seat(config),
     };
-    let told = |cloned: &Cloned| {
-        // A reader of stdout that is gone ends nothing.
-        let _ = output.result(cloned, || text(cloned));
+    // A reader of stdout that is gone ends nothing.
+    let told = |cloned: &Cloned| drop(output.result(cloned, || text(cloned)));
+    let all = |cloned: &ClonedRanks| {
+        drop(output.result(cloned, || cloned.ranks.iter().map(text).collect::<String>()));
     };
     let runtime = runtime(false)?;
     let done = runtime.block_on(async {
         let _shown = service::show(config, &request.seat.observed).await?;
-        service::clone(request, told, interrupt::signalled()).await
+        let stop = interrupt::signalled();
+        if args.all_ranks || !args.ranks.is_empty() {
+            service::clone_ranks(request, &args.ranks, all, stop).await
+        } else {
+            service::clone(request, told, stop).await
+        }
     });
     runtime.shutdown_background();
     done?;

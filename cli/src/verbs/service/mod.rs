@@ -1,6 +1,7 @@
-//! The verbs of the replication service: `rendezvous`, `seed`, `clone`, `status`; and what seeds and clones are told alike.
+//! The verbs of the replication service: `rendezvous`, `seed`, `clone`, `gather`, `status`; and what seeds and clones are told alike.
 
 pub(crate) mod clone;
+pub(crate) mod gather;
 pub(crate) mod rendezvous;
 pub(crate) mod seed;
 pub(crate) mod status;

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
 }
 
 /// The rank image called so, or the only one.
-fn rank(image: &Image, name: Option<&str>) -> Result<RankImage, Failure> {
+pub(super) fn rank(image: &Image, name: Option<&str>) -> Result<RankImage, Failure> {
     let wanted = crate::verbs::replicate::source(image, name)?.rank;
     let found = image.ranks().iter().find(|rank| rank.coordinate.to_string() == wanted);
     found.cloned().ok_or_else(|| Failure::usage(format!("the image has no rank `{wanted}`")))

@@ -1,0 +1,238 @@
+//! All of a node's ranks: each a clone in its own chain, and one commit for all of them.
+//!
+//! Nothing is told, and no payload has its name, before the last block of the last rank is verified; one rank that fails takes
+//! the others along. What is verified is served to others meanwhile, as by any clone.
+
+use super::{
+    CloneRequest, Cloned, client,
+    clone::{Kept, read},
+    payload,
+    seat::{blocking, new_trace},
+    standing::Standing,
+};
+use crate::{config::Devices, observe::Watched, replicate::resolve_devices};
+use flashboot_checkpoint::Manifest;
+use flashboot_core::{Error, Kind, Result};
+use flashboot_rendezvous::{
+    Client, Membership, fetch_manifest,
+    protocol::{Content, Rules, Wanted},
+    status,
+};
+use futures_util::future::{join_all, try_join_all};
+use serde::Serialize;
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use tokio::time::{Instant, sleep};
+
+/// How often the service is asked for a seed of the image.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// Ranks that have everything. Times in milliseconds.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClonedRanks {
+    /// The image's id.
+    pub image: String,
+    /// Payload bytes of all.
+    pub bytes: u64,
+    /// From the call until every rank was verified.
+    pub ready_ms: f64,
+    /// Each, in the image's order.
+    pub ranks: Vec<Cloned>,
+}
+
+/// Clones the ranks called `ranks`, or, where none are, every rank of the image, into an arena each: the GPUs are gone around. The
+/// request's output is a directory, which must not be there. Otherwise as [`clone`](fn@super::clone): `told` once, for all.
+///
+/// # Errors
+/// Those of a clone, of whichever rank was first; [`Kind::Invalid`] for an output that is there.
+pub async fn clone_ranks(
+    request: CloneRequest,
+    ranks: &[String],
+    told: impl FnOnce(&ClonedRanks),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
+    tokio::pin!(stop);
+    let (client_, security) = client(&request.rendezvous, &request.seat.network()).await?;
+    let (cloned, held) = tokio::select! {
+        done = all(&request, ranks, &client_) => done?,
+        () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
+    };
+    held.iter().for_each(|(_, _, watched)| watched.ready());
+    told(&cloned);
+    let lease = Rules::default().lease;
+    let standing = if request.leave {
+        None
+    } else {
+        Standing::candidate(&request.seat, &request.rendezvous, lease, &security)
+    };
+    let evicted = loop {
+        if request.leave {
+            break None;
+        }
+        tokio::select! {
+            () = &mut stop => break None,
+            () = sleep(Duration::from_millis(500)) => {
+                if let Some(error) = held.iter().find_map(|(membership, ..)| membership.evicted()) {
+                    break Some(error);
+                }
+            }
+        }
+    };
+    held.iter().for_each(|(_, _, watched)| watched.draining());
+    let gone = held.into_iter().map(|(membership, (opened, held), watched)| {
+        let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
+        async move {
+            if let Ok(membership) = Arc::try_unwrap(membership) {
+                seat.go(&client, membership, held).await;
+            }
+            drop((opened, watched));
+        }
+    });
+    join_all(gone).await;
+    if let Some(standing) = standing {
+        standing.end().await;
+    }
+    evicted.map_or(Ok(()), Err)
+}
+
+type Member = (Arc<Membership>, Kept, Arc<Watched>);
+type All = (ClonedRanks, Vec<Member>);
+
+async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) -> Result<All> {
+    let began = Instant::now();
+    if let Some(there) = request.output.as_ref().filter(|path| path.exists()) {
+        let detail = format!("{} is there: all ranks are written to a new directory", there.display());
+        return Err(Error::new(Kind::Invalid, "clone", detail));
+    }
+    let (image, every) = ranks_of(request, client_).await?;
+    let unknown = ranks.iter().find(|rank| !every.contains(rank));
+    if let Some(rank) = unknown {
+        let detail = format!("the image has no rank {rank}, but {}", every.join(", "));
+        return Err(Error::new(Kind::Invalid, "clone", detail));
+    }
+    let names: Vec<String> =
+        every.into_iter().filter(|name| ranks.is_empty() || ranks.contains(name)).collect();
+    let replicate = &request.seat.config.replicate;
+    let devices = resolve_devices(&replicate.device, replicate.setup_timeout).await?;
+    let trace = new_trace()?;
+    let one = |(number, name): (usize, &String)| {
+        let mut one = request.clone();
+        one.wanted =
+            Wanted { image: Some(image.clone()), rank: Some(name.clone()), ..request.wanted.clone() };
+        one.output = None;
+        if let Some(device) = number.checked_rem(devices.len()).and_then(|turn| devices.get(turn)) {
+            one.seat.config.replicate.device = Devices::These(vec![device.uuid().to_owned()]);
+        }
+        if let Some(node) = &mut one.seat.labels.name {
+            // A later member of a name replaces an earlier: each rank has its own.
+            node.push_str(&format!("/{name}"));
+        }
+        let (watched, trace) = (Arc::new(one.seat.observed.begin("clone")), trace.clone());
+        async move {
+            // A connection each: one that waits keeps nobody else waiting.
+            let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
+            let (cloned, membership, kept) = read(&one, &own, &watched, trace).await?;
+            Ok::<_, Error>((cloned, (membership, kept, watched)))
+        }
+    };
+    let done = try_join_all(names.iter().enumerate().map(one)).await?;
+    let ready = began.elapsed();
+    if let Some(path) = &request.output {
+        let arenas: Vec<_> =
+            names.into_iter().zip(done.iter().map(|(_, member)| Arc::clone(&member.1.1.arena))).collect();
+        let path = path.clone();
+        blocking(move || {
+            commit(&path, |dir| {
+                arenas
+                    .iter()
+                    .try_for_each(|(name, arena)| payload::write(&**arena, &dir.join(format!("{name}.img"))))
+            })
+        })
+        .await?;
+    }
+    let mut reports = Vec::new();
+    let mut held = Vec::new();
+    for (cloned, member) in done {
+        reports.push(cloned);
+        held.push(member);
+    }
+    let bytes = reports.iter().map(|cloned| cloned.bytes).sum();
+    Ok((ClonedRanks { image, bytes, ready_ms: ready.as_secs_f64() * 1e3, ranks: reports }, held))
+}
+
+/// What `write` puts into a directory, under the name `path`, all of it at once. Blocks.
+fn commit(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let failed = |op| move |e: std::io::Error| Error::from_io(op, &e, path.display().to_string());
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // Removed again where anything fails.
+    let whole = tempfile::Builder::new().prefix(".flashboot-").tempdir_in(parent).map_err(failed("mkdir"))?;
+    write(whole.path())?;
+    std::fs::rename(whole.path(), path).map_err(failed("rename"))?;
+    // It has another name now: nothing is left to be removed.
+    let _ = whole.keep();
+    std::fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed("fsync"))
+}
+
+/// The image that is asked for, once somebody holds a part of it, and the names of all its ranks.
+async fn ranks_of(request: &CloneRequest, client: &Client) -> Result<(String, Vec<String>)> {
+    let patience = request.seat.patience;
+    let until = Instant::now() + patience;
+    let wanted = Wanted { rank: None, ..request.wanted.clone() };
+    let content: Content = loop {
+        let error = match status(client).await {
+            Ok(status) => {
+                let live = |number: usize| status.members.iter().any(|m| m.content == number);
+                let fits = status.contents.iter().enumerate();
+                let fits: Vec<_> = fits.filter(|(n, c)| wanted.fits(c) && live(*n)).map(|(_, c)| c).collect();
+                let images: BTreeSet<_> = fits.iter().map(|content| &content.image).collect();
+                if images.len() > 1 {
+                    let detail =
+                        format!("{} images are what is asked for: say which with --image", images.len());
+                    return Err(Error::new(Kind::Invalid, "clone", detail).with_peer(client.peer()));
+                }
+                if let Some(first) = fits.first() {
+                    break (*first).clone();
+                }
+                Error::new(Kind::Unavailable, "find", "nobody holds what is asked for")
+                    .with_peer(client.peer())
+            }
+            Err(error) => error,
+        };
+        if Instant::now() >= until {
+            return Err(error);
+        }
+        sleep(ASK_EVERY).await;
+    };
+    let bytes = fetch_manifest(client, &content, patience).await?;
+    let id = content.image.clone();
+    let manifest = blocking(move || Ok(Manifest::check(&bytes, &content.image, &content.rank)?)).await?;
+    Ok((id, manifest.metadata.ranks.iter().map(|entry| entry.coordinate.to_string()).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_its_name_when_all_is_in_it_and_else_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ranks");
+        let broken = Error::new(Kind::Corrupt, "write", "the second");
+        let failed = commit(&path, |inner| {
+            std::fs::write(inner.join("first"), "1").unwrap();
+            Err(broken.clone())
+        });
+        assert_eq!(failed, Err(broken));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        commit(&path, |inner| {
+            std::fs::write(inner.join("first"), "1").unwrap();
+            assert!(!path.exists());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(std::fs::read_to_string(path.join("first")).unwrap(), "1");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
