@@ -128,18 +128,10 @@ async fn bench() -> Done<()> {
         let (own, theirs) = (median(own), median(theirs));
         println!("| {} | {:.1} | {:.1} | {:.2} |", ByteSize(message), own / 1e6, theirs / 1e6, own / theirs);
     }
-    if let Some(Counts {
-        reads_posted,
-        reads_signalled,
-        completions,
-        most_in_flight,
-        bytes_copied_by_cpu,
-        ..
-    }) = counts
-    {
+    if let Some(Counts { reads_posted, reads_signalled, completions, most_in_flight, .. }) = counts {
         println!(
             "@counters {reads_posted} READs of 4MiB posted, {reads_signalled} signalled (looks included), {completions} \
-             completions, at most {most_in_flight} in flight, {bytes_copied_by_cpu} bytes copied by a core"
+             completions, at most {most_in_flight} in flight"
         );
     }
     Ok(())

@@ -49,6 +49,8 @@ pub struct RdmaConfig {
     pub ack_timeout: Duration,
     /// How long a cancelled pull may go on with what is posted before its queue pairs are ended.
     pub cancel_grace: Duration,
+    /// How long a queue pair that was ended may take to give back what was posted on it; then it is destroyed.
+    pub drain: Duration,
     /// How long the endpoint's thread polls before it sleeps until a NIC interrupts.
     pub spin: Duration,
     /// The longest pause between two looks at a word that is not there yet; the first is 20 µs, and each twice the one before.
@@ -89,6 +91,7 @@ impl Default for RdmaConfig {
             retries: 6,
             ack_timeout: Duration::from_millis(67),
             cancel_grace: Duration::from_millis(500),
+            drain: Duration::from_secs(3),
             spin: Duration::from_micros(50),
             longest_pause: Duration::from_micros(500),
             spares: 2,
@@ -135,6 +138,13 @@ impl RdmaConfig {
             );
         }
         Ok(())
+    }
+
+    /// How long a device that works leaves a READ without an end at most: every try, each up to four times the timeout, as
+    /// the specification allows, and a second.
+    pub(crate) fn longest_answer(&self) -> Duration {
+        let one = TIMEOUT_UNIT.saturating_mul(4 << self.timeout_exponent());
+        one.saturating_mul(u32::from(self.retries) + 1).saturating_add(Duration::from_secs(1))
     }
 
     /// The exponent of [`ack_timeout`](Self::ack_timeout), 1 to 21: at most 9 s, never 0, which is for ever.

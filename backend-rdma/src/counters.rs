@@ -49,14 +49,14 @@ counters! {
     most_in_flight,
     /// Bytes of payload landed by READs.
     bytes_read,
-    /// Bytes of payload that a core copied. Nothing does.
-    bytes_copied_by_cpu,
     /// READs that were posted again on another device after theirs had failed.
     reads_repeated,
     /// Devices dropped from a hop after a failure.
     rails_lost,
     /// Queue pairs ended to stop a cancelled pull.
     pairs_ended_by_cancel,
+    /// Queue pairs destroyed because they were ended and did not give back what was posted on them.
+    pairs_destroyed_unheard,
 }
 
 #[derive(Debug, Default)]

@@ -159,9 +159,7 @@ fn connect(
         let (number, rail) = (held.number, held.rail());
         let window = Window::new(rail.outstanding(), rail.reads_out(), u32::from(theirs.address.reads_in));
         let local = registration.map_or_else(Vec::new, |registration| registration.local_keys(number));
-        if let Some(pair) = held.into_pair() {
-            lanes.push(Lane::new(number, pair, window, theirs.keys.clone(), local));
-        }
+        lanes.push(Lane::new(held, window, theirs.keys.clone(), local));
     }
     if lanes.is_empty() {
         return Err(

@@ -3,6 +3,7 @@
 use crate::verbs::{Status, VerbsError};
 use flashboot_core::{ByteSize, Code, Error, Kind};
 use rustix::process::{Resource, getrlimit};
+use std::time::Duration;
 
 const ENODEV: i32 = 19;
 const ENOMEM: i32 = 12;
@@ -84,6 +85,14 @@ pub(crate) fn completed(status: Status, vendor: u32, device: &str, port: u8, pee
         .with_code(Code::Verbs(status.0))
         .with_peer(peer)
         .with_remedy(remedy)
+}
+
+/// A device that neither completes a READ nor fails it.
+pub(crate) fn silent(limit: Duration, device: &str, port: u8) -> Error {
+    let place = place(device, Some(port));
+    let detail = format!("{place} has completed nothing for {limit:?}, not even by giving the peer up");
+    Error::new(Kind::Stalled, "RDMA READ", detail)
+        .with_remedy("look at the kernel's log for the device, and go on from another source")
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! A queue pair that finds its way back to its device.
 
-use crate::{rail::Rail, verbs::Pair, wire::Address};
+use crate::{
+    rail::Rail,
+    verbs::{Call, Pair},
+    wire::Address,
+};
 use flashboot_core::{Error, Kind, Result};
 use std::sync::Arc;
 
@@ -37,9 +41,24 @@ impl Held {
         }
     }
 
-    /// For the engine, which gives it back itself.
-    pub(crate) fn into_pair(mut self) -> Option<Pair> {
-        self.pair.take()
+    pub(crate) fn pair(&self) -> Option<&Pair> {
+        self.pair.as_ref()
+    }
+
+    /// Destroys it, whatever is posted on it. Where that fails it is there for ever: a device may still use it.
+    pub(crate) fn destroy(mut self) -> Call<()> {
+        let Some(pair) = &mut self.pair else { return Ok(()) };
+        match pair.destroy() {
+            Ok(()) => {
+                self.pair = None;
+                self.rail.let_go();
+                Ok(())
+            }
+            Err(e) => {
+                std::mem::forget(self);
+                Err(e)
+            }
+        }
     }
 }
 

@@ -262,11 +262,16 @@ impl Rail {
     /// Takes back a used pair with nothing posted: it answers nobody from here on, and goes with the next
     /// [`replenish`](Self::replenish).
     pub(crate) fn give_back(&self, pair: Pair) {
-        self.reserved.fetch_sub(self.depth, Ordering::AcqRel);
+        self.let_go();
         // One that cannot be reset is destroyed at once.
         if pair.reset().is_ok() {
             self.spent.lock().unwrap_or_else(PoisonError::into_inner).push(pair);
         }
+    }
+
+    /// A pair in use is one no more.
+    pub(crate) fn let_go(&self) {
+        self.reserved.fetch_sub(self.depth, Ordering::AcqRel);
     }
 
     /// Destroys used pairs and makes spare ones until there are as many as configured. Blocks for as long as the driver

@@ -147,3 +147,38 @@ fn gpu_region(gpu: &flashboot_cuda::CudaArena, rail: &Rail, extent: Extent) -> R
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::RdmaConfig, rail::open_all, verbs::fake::Fake};
+    use flashboot_core::{ArenaSpec, Code};
+    use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device};
+
+    #[test]
+    #[ignore = "needs a GPU's driver: cargo xtask test runs it on the stand-in"]
+    fn gpu_memory_is_registered_by_dma_buf_else_by_address_else_both_errors_are_told() {
+        let context = Context::open(&Device::find("cuda:0").unwrap()).unwrap();
+        let spec = ArenaSpec { payload: 4 << 20, shards: 1 };
+        let (arena, _) = CudaArena::create_in(&context, spec, &CudaArenaConfig::default()).unwrap();
+        let served = Served::Gpu(arena);
+        let with = |refused: &[(&'static str, i32)]| {
+            let fake = Fake::new(&["a"]);
+            let counters = Arc::new(Counters::default());
+            let rails = open_all(&fake.verbs(), &RdmaConfig::default(), &counters).unwrap();
+            refused.iter().for_each(|(call, errno)| fake.refuse(call, *errno));
+            let made = Regions::default().of(&served, &rails, &counters);
+            (fake.registrations(), made.map(|made| made.local_keys(0).len()))
+        };
+        let (dma_buf, address) = ("ibv_reg_dmabuf_mr", "ibv_reg_mr");
+        assert_eq!(with(&[]), (vec![dma_buf], Ok(1)));
+        assert_eq!(with(&[(dma_buf, 95)]), (vec![dma_buf, address], Ok(1)));
+        let (tried, refused) = with(&[(dma_buf, 95), (address, 14)]);
+        let refused = refused.unwrap_err();
+        assert_eq!((tried, refused.kind()), (vec![dma_buf, address], Kind::Unavailable));
+        for code in [95, 14].map(Code::Errno) {
+            assert!(refused.to_string().contains(&code.to_string()), "{refused}");
+        }
+        assert!(refused.remedy().is_some_and(|remedy| remedy.contains("nvidia-peermem")), "{refused}");
+    }
+}

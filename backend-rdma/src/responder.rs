@@ -11,6 +11,7 @@ use crate::{
     wire::{Attached, Lane, MAX_FRAME, PROTOCOL_VERSION, Refusal, Reply, Request},
 };
 use flashboot_channel::{Channel, Listener};
+use flashboot_core::{Error, Kind};
 use std::{
     sync::{
         Arc,
@@ -78,6 +79,10 @@ impl Drop for Counted {
 async fn serve(parts: Arc<Parts>, mut channel: Channel, readers: Arc<AtomicUsize>) {
     let before = readers.fetch_add(1, Ordering::AcqRel);
     let _counted = Counted(readers);
+    // Who says nothing is told nothing: no more of them than may be in their handshake.
+    if before >= parts.config.max_readers.saturating_add(parts.config.max_pending) {
+        return;
+    }
     let patience = parts.config.handshake;
     let frame = match channel.receive(MAX_FRAME, patience).await {
         Ok(Some(frame)) => frame,
@@ -131,7 +136,10 @@ async fn stay(mut channel: Channel, arena: &Seen) {
 /// Connects a queue pair to each of the reader's. Blocks for as long as the driver needs.
 fn attach(parts: &Parts, request: &Request) -> Result<(Attached, Vec<Held>, Seen), (Refusal, String)> {
     let offer = parts.registry.find(request.generation).map_err(|why| (Refusal::StaleGeneration, why))?;
-    let fabric = |e: &flashboot_core::Error| (Refusal::Fabric, e.to_string());
+    let fabric = |e: &Error| match e.kind() {
+        Kind::Exhausted => (Refusal::Full, e.to_string()),
+        _ => (Refusal::Fabric, e.to_string()),
+    };
     let mut pairs = Vec::new();
     let mut lanes = Vec::new();
     let usable: Vec<_> = parts.rails.iter().enumerate().filter(|(_, rail)| !rail.is_down()).collect();

@@ -25,6 +25,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
+    net::UdpSocket,
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Stdio},
@@ -49,6 +50,8 @@ fn main() {
             "source" => runtime.block_on(source(&args)),
             "clone" => runtime.block_on(clone(&args)),
             "watcher" => runtime.block_on(watcher(&args)),
+            "echo" => echo(&args),
+            "prober" => prober(&args),
             other => panic!("no role {other}"),
         };
     }
@@ -64,6 +67,7 @@ fn main() {
         }
     };
     let tests = vec![
+        trial("the_wire_delays_and_loses_as_it_is_told", weather),
         trial("a_chain_over_a_bad_wire_repairs_itself_when_a_link_is_cut_in_mid_chunk", chain),
         trial("a_half_open_peer_is_found_at_both_ends_within_the_bound", half_open),
         trial("a_reader_without_the_token_is_refused_between_hosts", stranger),
@@ -244,6 +248,64 @@ async fn watcher(args: &[String]) {
     say(format!("lost {}", began.elapsed().as_millis()));
 }
 
+/// ADDRESS: sends every datagram back.
+fn echo(args: &[String]) {
+    let [address] = args else { panic!("{args:?}") };
+    let socket = UdpSocket::bind((address.as_str(), 0)).unwrap();
+    say(format!("at {}", socket.local_addr().unwrap()));
+    let mut bytes = [0; 64];
+    loop {
+        let (len, from) = socket.recv_from(&mut bytes).unwrap();
+        socket.send_to(&bytes[..len], from).unwrap();
+    }
+}
+
+/// ADDRESS ECHO: says how many of [`PROBES`] datagrams came back, and how long the fastest took, in microseconds.
+fn prober(args: &[String]) {
+    let [address, echo] = args else { panic!("{args:?}") };
+    let socket = UdpSocket::bind((address.as_str(), 0)).unwrap();
+    socket.connect(echo.as_str()).unwrap();
+    let mut bytes = [0; 64];
+    // Until the two have found each other; whatever comes of that later has number 0.
+    socket.set_read_timeout(Some(SECOND / 5)).unwrap();
+    while socket.send(&0u64.to_le_bytes()).is_err() || socket.recv(&mut bytes).is_err() {}
+    socket.set_read_timeout(Some(SECOND / 500)).unwrap();
+    let mut sent = Vec::new();
+    let (mut back, mut fastest, began) = (0, Duration::MAX, Instant::now());
+    while sent.len() < PROBES || sent.last().is_some_and(|last: &Instant| last.elapsed() < SECOND / 2) {
+        assert!(began.elapsed() < PATIENCE, "{back} of {}", sent.len());
+        if sent.len() < PROBES {
+            sent.push(Instant::now());
+            socket.send(&(sent.len() as u64).to_le_bytes()).unwrap();
+        }
+        while let Ok(8) = socket.recv(&mut bytes) {
+            let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let Some(at) = number.checked_sub(1) else { continue };
+            back += 1;
+            fastest = fastest.min(sent[usize::try_from(at).unwrap()].elapsed());
+        }
+    }
+    say(format!("echoed {back} {}", fastest.as_micros()));
+}
+
+const PROBES: usize = 300;
+
+/// What the chain below stands on: 5 ms each way, and a tenth lost each way.
+fn weather() {
+    let delay = 5 * SECOND / 1000;
+    let network = Network::new("w", 2, Weather { delay, loss: 10_000 });
+    let mut echo = Host::start(&network, 0, "echo", &[&netns::address(0, 4)]);
+    let at = echo.hear("at");
+    let mut prober = Host::start(&network, 1, "prober", &[&netns::address(1, 4), &at]);
+    let echoed = prober.hear("echoed");
+    let (back, fastest) = echoed.split_once(' ').unwrap();
+    let (back, fastest) = (back.parse::<usize>().unwrap(), Duration::from_micros(fastest.parse().unwrap()));
+    println!("by {}: {back} of {PROBES} came back, the fastest after {fastest:?}", network.by());
+    assert!(fastest >= 2 * delay, "{fastest:?}");
+    // 243 are to be expected.
+    assert!((PROBES / 2..PROBES * 19 / 20).contains(&back), "{back}");
+}
+
 /// Seed 0 → clone 1 → clone 2, on a wire of 2 ms and 0.5 %. Clone 1 sends slowly; in the middle of a chunk of clone 2 it is
 /// cut off, and clone 2 goes on at the seed.
 fn chain() {
@@ -260,11 +322,12 @@ fn chain() {
     first.tell(&locators[0]);
     second.tell(&format!("{} {}", locators[1], locators[0]));
 
-    // A chunk takes a second from there on: 300 ms later the next is in its middle.
-    assert_eq!(second.hear("published"), CHUNK.to_string());
+    // A chunk takes a second from there on: 300 ms later the next is in its middle. The second may have come before the
+    // first, of which something was lost.
+    let mut published: u64 = second.hear("published").parse().unwrap();
+    assert!(published == CHUNK || published == 2 * CHUNK, "{published}");
     std::thread::sleep(3 * SECOND / 10);
     network.cut(1);
-    let mut published = CHUNK;
     let lost = loop {
         let mut line = String::new();
         second.stdout.read_line(&mut line).unwrap();

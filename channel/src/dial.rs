@@ -51,7 +51,7 @@ async fn connected(endpoint: &Endpoint, security: &Security, how: Dial, peer: &s
     let addresses = addresses(endpoint, peer).await?;
     let (socket, address) = connect(&addresses, until, peer).await?;
     how.liveness.apply(&socket).map_err(|e| e.with_peer(peer))?;
-    let mut stream = if security.encrypts(address.ip()) {
+    let mut stream = if security.encrypts_to(endpoint, address.ip()) {
         let connector = TlsConnector::from(security.client(endpoint)?);
         let session = connector.connect(server_name(&endpoint.host)?, socket).await;
         Stream::Tls(Box::new(session.map_err(|e| failed("TLS", &e, "the TLS handshake", peer))?.into()))

@@ -172,11 +172,12 @@ async fn taken(
     peer: &str,
 ) -> Result<Channel> {
     how.liveness.apply(&socket)?;
-    let tls = tls.filter(|_| security.encrypts(address.ip()));
-    // A dialler that says its hello in clear would understand nothing that TLS answers.
-    let in_clear = tls.is_some() && !begins_tls(&socket, peer).await?;
+    // A dialler that says its hello in clear would understand nothing that TLS answers; one from loopback, where nothing need
+    // be encrypted, may have a pin to look at.
+    let begins_tls = tls.is_some() && begins_tls(&socket, peer).await?;
+    let in_clear = tls.is_some() && security.encrypts(address.ip()) && !begins_tls;
     let mut stream = match tls {
-        Some(tls) if !in_clear => {
+        Some(tls) if begins_tls => {
             let session = TlsAcceptor::from(tls).accept(socket).await;
             Stream::Tls(Box::new(session.map_err(|e| failed("TLS", &e, "the TLS handshake", peer))?.into()))
         }

@@ -130,6 +130,12 @@ impl Security {
         }
     }
 
+    /// Whether a channel that we dial is encrypted: where [`encrypts`](Self::encrypts) says so, and wherever `endpoint` says by
+    /// what certificate it is known. A name that leads to loopback would else take whoever listens there for it.
+    pub(crate) fn encrypts_to(&self, endpoint: &Endpoint, address: IpAddr) -> bool {
+        self.encrypts(address) || endpoint.pin.is_some() && self.0.tls != TlsPolicy::Off
+    }
+
     /// Refuses to listen where anybody could come and nothing be asked of them.
     pub(crate) fn check_listen(&self, at: IpAddr) -> Result<()> {
         let asks = self.0.token.is_some() || self.0.roots.is_some();

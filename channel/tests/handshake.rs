@@ -146,6 +146,34 @@ async fn another_certificate_than_the_pinned_one_is_refused() {
     assert_eq!(refused.kind(), Kind::Permission, "{refused}");
 }
 
+#[tokio::test]
+async fn a_pin_is_looked_at_on_loopback_too() {
+    // Of every address of this host: a reader elsewhere needs the pin, and here the name may lead to loopback.
+    let open = SecurityConfig { allow_anonymous: true, ..SecurityConfig::default() };
+    let here = "127.0.0.1".parse().unwrap();
+    let mut listener = bound("0.0.0.0:0", &open).await;
+    let pinned = listener.endpoint(Some(&here)).unwrap();
+    assert!(pinned.pin.is_some());
+    let (dialled, taken) = meet_at(&mut listener, &pinned, &open).await;
+    let (mut dialled, mut taken) = (dialled.unwrap(), taken.unwrap());
+    assert!(dialled.is_encrypted() && taken.is_encrypted());
+    works(&mut dialled, &mut taken).await;
+    // Typed without it, it is what it was.
+    let plain = Endpoint { pin: None, ..pinned.clone() };
+    let (dialled, taken) = meet_at(&mut listener, &plain, &open).await;
+    assert!(!dialled.unwrap().is_encrypted() && taken.is_some());
+
+    // Whoever else listens there, in clear or with a certificate of its own.
+    let impostors = [bound("127.0.0.1:0", &SecurityConfig::default()).await, bound("0.0.0.0:0", &open).await];
+    for mut impostor in impostors {
+        let endpoint = Endpoint { pin: pinned.pin, ..impostor.endpoint(Some(&here)).unwrap() };
+        let (dialled, taken) = meet_at(&mut impostor, &endpoint, &open).await;
+        let refused = dialled.unwrap_err();
+        assert!(matches!(refused.kind(), Kind::Permission | Kind::Protocol), "{refused}");
+        assert!(taken.is_none());
+    }
+}
+
 /// A certificate authority and what it signed, as PEM files.
 struct Authority {
     dir: tempfile::TempDir,

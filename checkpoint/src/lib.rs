@@ -56,7 +56,7 @@ pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};
 pub use open::{Checkpoint, IndexFile, OpenOptions, Shard};
 pub use pack::{PackOptions, PackReport, pack};
 pub use parallel::{ExpertMap, Parallel, Rank, Refused};
-pub use ranks::{PackedRanks, Relayout, pack_ranks, reshard};
+pub use ranks::{PackedRanks, PlannedTensor, RankPlan, Relayout, pack_ranks, reshard};
 pub use recipe::{Recipe, RecipeError, Target};
 pub use tensors::{Tensor, Tensors, strides};
 pub use unpack::{UnpackOptions, UnpackReport, unpack};

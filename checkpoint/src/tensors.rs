@@ -4,14 +4,16 @@
 use flashboot_core::Dtype;
 use hashbrown::HashTable;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::LazyLock;
 
 /// Names in the order they came, each findable by its text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NameTable {
     text: String,
     ends: Vec<usize>,
+    /// Each name's hash: a table that grows, or goes into another one, hashes no name again.
+    hashes: Vec<u64>,
     by_hash: HashTable<u32>,
-    hasher: RandomState,
 }
 
 /// Why a name could not be added.
@@ -21,43 +23,58 @@ pub(crate) enum Refused {
     TooMany,
 }
 
+/// One key for all tables of a process, which nobody outside knows.
+fn hash(name: &str) -> u64 {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEY.hash_one(name)
+}
+
 impl NameTable {
     pub(crate) fn name(&self, index: usize) -> Option<&str> {
         name_at(&self.text, &self.ends, index)
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
-        let same = |&i: &u32| name_at(&self.text, &self.ends, i as usize) == Some(name);
-        self.by_hash.find(self.hasher.hash_one(name), same).map(|&i| i as usize)
+        self.find_hashed(name, hash(name))
+    }
+
+    fn find_hashed(&self, name: &str, hash: u64) -> Option<usize> {
+        let same =
+            |&i: &u32| self.hashes.get(i as usize) == Some(&hash) && self.name(i as usize) == Some(name);
+        self.by_hash.find(hash, same).map(|&i| i as usize)
     }
 
     /// Adds `name`, which must be new.
     pub(crate) fn insert(&mut self, name: &str) -> Result<usize, Refused> {
+        self.insert_hashed(name, hash(name))
+    }
+
+    fn insert_hashed(&mut self, name: &str, hash: u64) -> Result<usize, Refused> {
         let index = self.ends.len();
         let number = u32::try_from(index).map_err(|_| Refused::TooMany)?;
-        let Self { text, ends, by_hash, hasher } = self;
-        let hash = hasher.hash_one(name);
-        if let Some(&there) = by_hash.find(hash, |&i| name_at(text, ends, i as usize) == Some(name)) {
-            return Err(Refused::Twice(there as usize));
+        if let Some(there) = self.find_hashed(name, hash) {
+            return Err(Refused::Twice(there));
         }
-        text.push_str(name);
-        ends.push(text.len());
-        by_hash.insert_unique(hash, number, |&i| {
-            hasher.hash_one(name_at(text, ends, i as usize).unwrap_or_default())
-        });
+        self.text.push_str(name);
+        self.ends.push(self.text.len());
+        self.hashes.push(hash);
+        let Self { hashes, by_hash, .. } = self;
+        by_hash.insert_unique(hash, number, |&i| hashes.get(i as usize).copied().unwrap_or_default());
         Ok(index)
     }
 
-    /// Makes room for `names` more names of `bytes` bytes together.
-    pub(crate) fn reserve(&mut self, names: usize, bytes: usize) {
-        self.text.reserve(bytes);
-        self.ends.reserve(names);
-        let Self { text, ends, by_hash, hasher } = self;
-        by_hash.reserve(names, |&i| hasher.hash_one(name_at(text, ends, i as usize).unwrap_or_default()));
-    }
-
-    pub(crate) fn text_len(&self) -> usize {
-        self.text.len()
+    /// Adds another table's names in their order; gives the first that is here already, and what is there.
+    pub(crate) fn append<'o>(&mut self, other: &'o Self) -> Result<(), (&'o str, Refused)> {
+        self.text.reserve(other.text.len());
+        self.ends.reserve(other.ends.len());
+        self.hashes.reserve(other.hashes.len());
+        let Self { hashes, by_hash, .. } = self;
+        by_hash.reserve(other.hashes.len(), |&i| hashes.get(i as usize).copied().unwrap_or_default());
+        for (i, &hash) in other.hashes.iter().enumerate() {
+            let name = other.name(i).unwrap_or_default();
+            self.insert_hashed(name, hash).map_err(|refused| (name, refused))?;
+        }
+        Ok(())
     }
 }
 
@@ -163,22 +180,17 @@ impl Tensors {
             self.entries.iter_mut().for_each(|e| e.shard = shard);
             return Ok(());
         }
-        // The first of several shards predicts the others: grow by a whole shard at once, not by doubling.
-        self.names.reserve(other.len(), other.names.text_len());
-        self.entries.reserve(other.len());
+        self.names.append(&other.names).map_err(|(name, refused)| {
+            let there = match refused {
+                Refused::Twice(i) => self.entries.get(i).map_or(0, |e| e.shard as usize),
+                Refused::TooMany => usize::MAX,
+            };
+            (name.to_owned(), there)
+        })?;
         let base = self.shapes.len();
         self.shapes.extend_from_slice(&other.shapes);
-        for (i, entry) in other.entries.iter().enumerate() {
-            let name = other.names.name(i).unwrap_or_default();
-            if let Err(refused) = self.names.insert(name) {
-                let there = match refused {
-                    Refused::Twice(i) => self.entries.get(i).map_or(0, |e| e.shard as usize),
-                    Refused::TooMany => usize::MAX,
-                };
-                return Err((name.to_owned(), there));
-            }
-            self.entries.push(Entry { shape_end: base.saturating_add(entry.shape_end), shard, ..*entry });
-        }
+        let moved = |e: &Entry| Entry { shape_end: base.saturating_add(e.shape_end), shard, ..*e };
+        self.entries.extend(other.entries.iter().map(moved));
         Ok(())
     }
 }
@@ -208,6 +220,12 @@ mod tests {
         assert_eq!(names.find("layer.999"), Some(999));
         assert_eq!(names.find("layer.1000"), None);
         assert_eq!(names.name(1000), None);
+        let mut more = NameTable::default();
+        for name in ["layer.1000", "layer.1001", "layer.12"] {
+            more.insert(name).unwrap();
+        }
+        assert_eq!(names.append(&more), Err(("layer.12", Refused::Twice(12))));
+        assert_eq!((names.find("layer.1001"), names.name(1000)), (Some(1001), Some("layer.1000")));
     }
 
     #[test]

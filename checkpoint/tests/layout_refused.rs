@@ -9,7 +9,7 @@ use flashboot_checkpoint::{
 };
 use flashboot_core::{Dtype, Kind};
 use std::path::PathBuf;
-use support::models::{Model, Sizes, gpt_oss, llama, qwen3_moe};
+use support::models::{Model, Sizes, llama, qwen3_moe};
 use support::open;
 use tempfile::TempDir;
 
@@ -213,25 +213,33 @@ fn experts_with_gaps_or_far_too_many_are_refused_before_anything_is_made_of_thei
 }
 
 #[test]
-fn cuts_that_no_reference_makes_need_to_be_asked_for() {
-    let model = gpt_oss(&sizes());
-    let with = |parallel: Parallel, slicing| LayoutOptions { parallel, slicing, ..LayoutOptions::default() };
-    let (one, split) = (Parallel::default(), Parallel { tp: 2, ..Parallel::default() });
-    for slicing in [None, Some(Slicing::All), Some(Slicing::Experts)] {
-        let (what, text) = refused(&model, &with(split, slicing));
-        assert!(matches!(what, Refused::CutNotProved { proved: "off", .. }), "{what:?}");
-        assert!(text.contains("--experimental"), "{text}");
-        let asked = LayoutOptions { experimental: true, ..with(split, slicing) };
-        let notes = planned(&model, &asked).unwrap().notes;
-        assert!(notes.iter().any(|n| n.contains("--slice off only")), "{notes:?}");
+fn a_tensor_that_one_expert_lacks_is_named_whatever_the_target() {
+    let missing = "model.layers.1.mlp.experts.3.up_proj.weight";
+    let mut model = qwen3_moe(&sizes());
+    model.tensors.retain(|t| t.name != missing);
+    let spread = Parallel { tp: 2, ep: 2, ..Parallel::default() };
+    let layouts = [
+        tp(2),
+        LayoutOptions { parallel: spread, ..LayoutOptions::default() },
+        LayoutOptions { target: Target::Transformers, ..tp(2) },
+        LayoutOptions { slicing: Some(Slicing::Off), ..tp(2) },
+    ];
+    for layout in &layouts {
+        let (what, text) = refused(&model, layout);
+        assert!(matches!(&what, Refused::ExpertsDiffer { layer: 1, names } if names.count == 1), "{what:?}");
+        assert!(text.contains(&format!("`{missing}`")), "{text}");
     }
-    // Nothing is cut inside a tensor: by stage, by expert, whole.
-    let spread = Parallel { dp: 2, ep: 2, ..one };
-    for layout in [with(spread, None), with(Parallel { pp: 2, ..one }, None), with(split, Some(Slicing::Off))]
-    {
-        planned(&model, &layout).unwrap();
-    }
-    planned(&model, &LayoutOptions { target: Target::Transformers, ..with(split, None) }).unwrap();
+    // A family nobody knows has experts too.
+    model.set("model_type", "abacus");
+    let (what, _) = refused(&model, &LayoutOptions { experimental: true, ..layouts[1].clone() });
+    assert!(matches!(&what, Refused::ExpertsDiffer { layer: 1, .. }), "{what:?}");
+    // What calibration left beside some experts only is not missed, nor what is left out on purpose.
+    let mut model = qwen3_moe(&sizes());
+    model.add("model.layers.1.mlp.experts.3.up_proj.input_scale", Dtype::F32, &[]);
+    let off = LayoutOptions { slicing: Some(Slicing::Off), ..tp(2) };
+    assert!(planned(&model, &off).is_ok());
+    let excluding = LayoutOptions { exclude: vec![missing.into()], ..tp(2) };
+    assert!(planned(&qwen3_moe(&sizes()), &excluding).is_ok());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! packing for that rank writes.
 //!
 //! The default cuts, of the checkpoint's own names, are held against the same shards; what transformers leaves whole and they
-//! cut is listed here, family by family, and needs `--experimental`.
+//! cut is listed here, family by family.
 //!
 //! `xtask/python/make_parallel_references.py` makes models and shards; `FLASHBOOT_REFERENCE_MODELS_PARALLEL` says where
 //! they are. Without it every case shows as ignored.
@@ -14,9 +14,10 @@ use flashboot_checkpoint::{
     Coordinate, Image, LayoutOptions, ModelPart, PackOptions, Parallel, Slicing, Target, UnpackOptions,
     VerifyOptions, pack_ranks, unpack, verify,
 };
-use libtest_mimic::{Arguments, Failed, Trial};
-use std::path::{Path, PathBuf};
+use libtest_mimic::{Arguments, Failed};
+use std::path::Path;
 use std::process::ExitCode;
+use support::references::{same_tensors, trial};
 use tempfile::TempDir;
 
 const WHERE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
@@ -24,45 +25,19 @@ const FAMILIES: [&str; 6] = ["deepseek_v3", "gpt_oss", "llama", "mixtral", "qwen
 const RANKS: [u32; 2] = [2, 4];
 
 fn main() -> ExitCode {
-    let dir = std::env::var_os(WHERE).map(PathBuf::from);
     let mut trials = Vec::new();
     for family in FAMILIES {
         for ranks in RANKS {
             let name = format!("transformers/{family}/tp{ranks}");
-            trials.push(match &dir {
-                Some(dir) => {
-                    let dir = dir.join(family);
-                    Trial::test(name, move || same_shards(&dir, ranks))
-                }
-                None => ignored(&name),
-            });
+            trials.push(trial(WHERE, name, move |dir| same_shards(&dir.join(family), ranks)));
         }
         for ranks in RANKS {
             let name = format!("checkpoint/{family}/tp{ranks}");
-            trials.push(match &dir {
-                Some(dir) => {
-                    let dir = dir.join(family);
-                    Trial::test(name, move || same_cuts(&dir, family, ranks))
-                }
-                None => ignored(&name),
-            });
+            trials.push(trial(WHERE, name, move |dir| same_cuts(&dir.join(family), family, ranks)));
         }
-        let name = format!("round-trip/{family}");
-        trials.push(match &dir {
-            Some(dir) => {
-                let dir = dir.join(family);
-                Trial::test(name, move || comes_back(&dir))
-            }
-            None => ignored(&name),
-        });
+        trials.push(trial(WHERE, format!("round-trip/{family}"), move |dir| comes_back(&dir.join(family))));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
-}
-
-fn ignored(name: &str) -> Trial {
-    let reason = format!("{WHERE} is not set");
-    let kind = format!("not run here: {reason}");
-    Trial::test(name, move || Err(Failed::from(reason))).with_kind(kind).with_ignored_flag(true)
 }
 
 fn same_shards(model: &Path, ranks: u32) -> Result<(), Failed> {
@@ -77,32 +52,21 @@ fn same_shards(model: &Path, ranks: u32) -> Result<(), Failed> {
     let image = Image::open(&dir.path().join("i"))?;
     assert!(verify(&image, &VerifyOptions::default(), &())?.ok);
     let mut cut = 0;
-    for tp in 0..ranks {
-        let coordinate = Coordinate { model: ModelPart::Target, pp: 0, tp, ep: 0, dp: 0 };
-        let rank = image.rank(coordinate).ok_or("no such rank")?;
-        let payload = std::fs::read(&rank.path)?;
-        let path = shards.join(format!("rank-{tp}.safetensors"));
-        let (theirs, file) = (support::open(&path)?, std::fs::read(&path)?);
-        let start = theirs.shards()[0].data_start();
-        for tensor in theirs.tensors().iter() {
-            let found = rank.table.find(tensor.name).and_then(|i| rank.table.at(i));
-            let ours = found.ok_or_else(|| format!("{} is not on rank {tp}", tensor.name))?;
-            let what = format!("{} on rank {tp} of {ranks}", tensor.name);
-            assert_eq!((ours.dtype, ours.shape), (tensor.dtype, tensor.shape), "{what}");
-            let bytes = |file: &[u8], at: u64| file[at as usize..(at + tensor.bytes) as usize].to_vec();
-            assert!(bytes(&payload, ours.offset) == bytes(&file, start + tensor.begin), "{what}");
-            cut += u64::from(!ours.parts.is_empty());
-        }
+    for rank in image.ranks() {
+        let tp = rank.coordinate.tp;
+        let theirs = shards.join(format!("rank-{tp}.safetensors"));
+        let (count, parts) = same_tensors(rank, &theirs, &format!("rank {tp} of {ranks}"))?;
+        cut += parts;
         // Buffers are in the checkpoint and no parameters; everything else must be there.
         let buffers = rank.table.iter().filter(|t| t.name.ends_with("e_score_correction_bias")).count();
-        assert_eq!(rank.table.len() - buffers, theirs.tensors().len(), "rank {tp} has what theirs has");
+        assert_eq!(rank.table.len() - buffers, count, "rank {tp} has what theirs has");
     }
     assert!(cut > 0, "something was cut");
     Ok(())
 }
 
-/// What transformers leaves whole and the default cuts do not: not proved by it, and the recipes' list says so.
-fn unproved(family: &str) -> &'static [&'static str] {
+/// What transformers leaves whole and the default cuts do not: that is proved in `split_reference.rs`.
+fn left_whole(family: &str) -> &'static [&'static str] {
     match family {
         "deepseek_v3" => &["self_attn.q_b_proj.", "self_attn.kv_b_proj.", "self_attn.o_proj."],
         "gpt_oss" => &[
@@ -119,12 +83,11 @@ fn unproved(family: &str) -> &'static [&'static str] {
 }
 
 /// The default cuts, of the checkpoint's own tensors: each is the shard that transformers has of it, but for what
-/// [`unproved`] lists, and for keys and values where transformers cuts through a head.
+/// [`left_whole`] lists, and for keys and values where transformers cuts through a head.
 fn same_cuts(model: &Path, family: &str, ranks: u32) -> Result<(), Failed> {
     let dir = TempDir::new()?;
     let parallel = Parallel { tp: ranks, ..Parallel::default() };
-    let layout =
-        LayoutOptions { parallel, experimental: !unproved(family).is_empty(), ..LayoutOptions::default() };
+    let layout = LayoutOptions { parallel, ..LayoutOptions::default() };
     pack_ranks(&support::open(model)?, &dir.path().join("i"), &layout, &PackOptions::default(), &())?;
     let image = Image::open(&dir.path().join("i"))?;
     // Two key heads in every model that has them: whole on two ranks, cut through by transformers on four.
@@ -157,14 +120,14 @@ fn same_cuts(model: &Path, family: &str, ranks: u32) -> Result<(), Failed> {
             if own == bytes && (part.is_some() || ours.shape == there.shape) {
                 same += 1;
             } else {
-                let listed = unproved(family).iter().find(|listed| ours.name.contains(*listed));
+                let listed = left_whole(family).iter().find(|listed| ours.name.contains(*listed));
                 others.insert(*listed.ok_or_else(|| format!("{} on rank {tp} of {ranks}", ours.name))?);
             }
         }
         assert!(same > 10, "{same} tensors are the same");
         let listed: std::collections::BTreeSet<_> =
-            unproved(family).iter().copied().filter(|name| !through_heads(&format!(".{name}"))).collect();
-        assert_eq!(others, listed, "what is listed as not proved is what differs");
+            left_whole(family).iter().copied().filter(|name| !through_heads(&format!(".{name}"))).collect();
+        assert_eq!(others, listed, "what is listed is what differs");
     }
     Ok(())
 }
@@ -187,13 +150,7 @@ fn in_transformers(name: &str) -> (String, Option<(usize, Option<usize>)>) {
 fn comes_back(model: &Path) -> Result<(), Failed> {
     let dir = TempDir::new()?;
     let parallel = Parallel { tp: 2, dp: 2, ep: 2, pp: 2, moe_tp: None };
-    // Experimental: what no reference proved comes back all the same.
-    let layout = LayoutOptions {
-        parallel,
-        slicing: Some(Slicing::All),
-        experimental: true,
-        ..LayoutOptions::default()
-    };
+    let layout = LayoutOptions { parallel, slicing: Some(Slicing::All), ..LayoutOptions::default() };
     pack_ranks(&support::open(model)?, &dir.path().join("i"), &layout, &PackOptions::default(), &())?;
     let image = Image::open(&dir.path().join("i"))?;
     unpack(&image, &dir.path().join("b"), &UnpackOptions::default(), &())?;

@@ -98,6 +98,10 @@ pub(crate) enum Verb {
     Status(verbs::service::status::StatusArgs),
     /// What moving and hashing cost here, beside what the hardware allows
     Bench(verbs::bench::BenchArgs),
+    /// Say what a replication would take on a machine that is not here
+    Simulate(Box<verbs::simulate::SimulateArgs>),
+    /// Say which topology, chunk and number of seeds would fill such a machine soonest, and why
+    Advise(Box<verbs::advise::AdviseArgs>),
     /// Say which transports and GPUs work on this machine, and what to do where they do not
     Doctor(verbs::doctor::DoctorArgs),
     /// Show the configuration

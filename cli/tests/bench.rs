@@ -170,6 +170,19 @@ fn ranks_wait_for_stages_that_are_not_theirs() {
     assert_eq!(report["stages"].as_array().map(Vec::len), Some(4), "{report}");
 }
 
+#[test]
+fn what_is_configured_of_a_transport_is_what_is_measured() {
+    let place = Place::new();
+    let args = ["copy", "--device", "host", "--transport", "tcp", "--sizes", "4MiB", "--repeats", "1"];
+    let mut command = place.flashboot(&[&["bench"], &args[..], &["--json"]].concat());
+    let report = object(&command.env("FLASHBOOT_TCP__RATE", "8MiB").output().unwrap());
+    for stage in report["stages"].as_array().unwrap() {
+        // Half a second, less a burst and the last slice.
+        let took = stage["last_ms"].as_f64().unwrap();
+        assert!(stage["transport"] == "tcp" && took > 400.0, "{stage}");
+    }
+}
+
 /// A `python3` that does this, before every other.
 fn python(place: &Place, script: &str) -> String {
     let bin = place.path("bin");

@@ -1,7 +1,8 @@
 //! Host memory that the GPU's copy engines reach: pinned by the driver, or registered where it is.
 
 use crate::Context;
-use flashboot_core::{Error, Kind, Result};
+use flashboot_core::{Arena as _, ByteRange, Error, Kind, Result};
+use flashboot_memory::HostArena;
 use std::{any::Any, fmt, ptr::NonNull, slice, sync::Arc};
 
 /// Pages allocated and pinned by the driver (`cuMemHostAlloc`, portable). Copies to and from them are truly
@@ -130,6 +131,30 @@ impl Registered {
             registered.segments.push(from);
         }
         Ok(registered)
+    }
+
+    /// Registers payload bytes `range` of a host arena, as one segment. Whoever fills the arena meanwhile tears what is copied,
+    /// and nothing else.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] past the payload or where `range` begins inside a page, and the driver's.
+    pub fn arena(context: &Context, arena: &Arc<HostArena>, range: ByteRange) -> Result<Self> {
+        let payload = arena.payload();
+        let invalid = || {
+            let detail = format!("bytes {range} of a payload of {payload} bytes");
+            Error::new(Kind::Invalid, "cuMemHostRegister", detail)
+        };
+        if range.end > payload || range.start > range.end {
+            return Err(invalid());
+        }
+        let offset = usize::try_from(range.start).map_err(|_| invalid())?;
+        let len = usize::try_from(range.len()).map_err(|_| invalid())?;
+        let at = NonNull::new(arena.base().as_ptr().wrapping_add(offset)).ok_or_else(invalid)?;
+        // A segment of whole pages holds all of it: the arena's mapping has whole pages too.
+        let segment = len.max(1).checked_next_multiple_of(rustix::param::page_size()).ok_or_else(invalid)?;
+        // SAFETY: the bytes are inside the arena's payload, which stays mapped as long as the arena, and that is kept here.
+        // The device only reads them.
+        unsafe { Self::new(context, at, len, segment, Arc::<HostArena>::clone(arena)) }
     }
 
     /// Bytes.

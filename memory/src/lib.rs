@@ -2,7 +2,7 @@
 //!
 //! Owns: [`HostArena`] (one memfd, one mapping, one control block), [`ImportedArena`] (the reader's side),
 //! [`CopyEngine`] (copies and hashes on the host's own cores), and what the kernel has to say about pages
-//! ([`pages`], [`budget`]).
+//! ([`pages`], [`budget`]), and what reading files fast takes: page-aligned memory ([`Buffer`]) and io_uring ([`Ring`]).
 //!
 //! Must never: hand out a reference into memory that another process may write. The owner's bytes are seen
 //! as a slice in one place only ([`CopyEngine`]'s hash), under a claim on them and because the seals keep
@@ -11,6 +11,7 @@
 mod access;
 mod arena;
 pub mod budget;
+mod buffer;
 mod config;
 mod engine;
 mod errno;
@@ -21,11 +22,13 @@ mod mapping;
 mod numa;
 pub mod pages;
 mod prefault;
+mod ring;
 mod seals;
 mod stream;
 mod words;
 
 pub use arena::{HostArena, OwnedPart, OwnedRange};
+pub use buffer::Buffer;
 pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
 pub use engine::{CopyEngine, CopyEngineConfig};
 pub use imported::{Expected, ImportedArena};
@@ -33,4 +36,5 @@ pub use job::CopyJob;
 pub use layout::Layout;
 pub use mapping::FileId;
 pub use pages::boot_id;
+pub use ring::{Completed, Ring, cached, uncache};
 pub use seals::{REQUIRED_SEALS, check_seals};

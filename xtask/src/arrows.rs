@@ -51,8 +51,10 @@ pub(crate) struct Root {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Core,
-    /// Host memory and the CUDA driver API.
+    /// Host memory.
     Material,
+    /// The CUDA driver API, which pins host memory.
+    Cuda,
     CudaSim,
     /// Control channels between hosts.
     Channel,
@@ -73,7 +75,8 @@ const BACKEND_PREFIX: &str = "flashboot-backend-";
 fn place(name: &str) -> Option<Place> {
     Some(match name {
         "flashboot-core" => Place::Core,
-        "flashboot-memory" | "flashboot-cuda" => Place::Material,
+        "flashboot-memory" => Place::Material,
+        "flashboot-cuda" => Place::Cuda,
         "flashboot-cuda-sim" => Place::CudaSim,
         "flashboot-channel" => Place::Channel,
         "flashboot-driver" => Place::Driver,
@@ -97,11 +100,15 @@ fn may_use(from: Place) -> &'static [Place] {
         Core | Xtask => &[],
         Material | Channel | Driver => &[Core],
         Rendezvous => &[Core, Channel],
-        CudaSim | Checkpoint => &[Core, Material],
-        Loader | Backend => &[Core, Material, Channel],
+        Cuda => &[Core, Material],
+        CudaSim | Checkpoint => &[Core, Material, Cuda],
+        Loader => &[Core, Material, Cuda, Channel, Checkpoint],
+        Backend => &[Core, Material, Cuda, Channel],
         Conformance | Sim => &[Core, Driver, Rendezvous],
-        Facade => &[Core, Material, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim],
-        Face => &[Core, Material, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade],
+        Facade => &[Core, Material, Cuda, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim],
+        Face => {
+            &[Core, Material, Cuda, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade]
+        }
     }
 }
 
@@ -117,7 +124,8 @@ fn tests_may_use(from: Place, to: Place) -> bool {
 
 /// Where `unsafe` may be; every other root says `forbid` (core: `deny`, for its one unsafe trait).
 fn may_hold_unsafe(place: Place, name: &str) -> bool {
-    matches!(place, Place::Material | Place::CudaSim | Place::Backend) || name == "flashboot-capi"
+    matches!(place, Place::Material | Place::Cuda | Place::CudaSim | Place::Backend)
+        || name == "flashboot-capi"
 }
 
 /// Everything that is wrong with `graph`, one sentence each, in the graph's order.

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 const MODELS: &str = "reference models";
 const SHARDS: &str = "reference shards";
+const PARTS: &str = "reference parts";
 const ENGINES: &str = "reference parameters";
 const DEMO: &str = "demo";
 
@@ -30,6 +31,8 @@ const DEMO: &str = "demo";
 const MODELS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS";
 /// Where they find those that transformers sharded.
 const SHARDS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
+/// Where they find parts of models that were run and found to make the whole.
+const PARTS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_SPLIT";
 /// Where they find what vLLM's parameter classes loaded.
 const ENGINES_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_ENGINES";
 
@@ -56,9 +59,16 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         prepare(MODELS, &mut stages, || python::reference_models(workspace, needed(python.as_deref())?));
     let shards =
         prepare(SHARDS, &mut stages, || python::parallel_references(workspace, needed(python.as_deref())?));
+    let parts =
+        prepare(PARTS, &mut stages, || python::split_references(workspace, needed(python.as_deref())?));
     let engines =
         prepare(ENGINES, &mut stages, || python::engine_references(workspace, needed(python.as_deref())?));
-    let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards), (ENGINES_VARIABLE, engines)];
+    let folders = [
+        (MODELS_VARIABLE, models),
+        (SHARDS_VARIABLE, shards),
+        (PARTS_VARIABLE, parts),
+        (ENGINES_VARIABLE, engines),
+    ];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     etcd::run(workspace, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));

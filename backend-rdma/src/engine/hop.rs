@@ -2,17 +2,18 @@
 
 use super::{
     job::Job,
+    lane::{Lane, Posted, What, lane_of},
     look::Look,
-    plan::{Message, Window},
+    plan::Message,
 };
 use crate::{
     counters::Counters,
     dial::Link,
-    error::{completed, failed},
+    error::{completed, failed, silent},
     extent::Extent,
     rail::{LOOK_ROOM, Rail},
     scratch::Scratch,
-    verbs::{Completion, Pair, ReadRequest, Refused, Status, VerbsError},
+    verbs::{Completion, ReadRequest, Refused, Status, VerbsError},
 };
 use flashboot_core::{Error, Kind};
 use std::{
@@ -29,142 +30,10 @@ pub(crate) struct Shared {
     pub(crate) pool: rayon::ThreadPool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) grace: Duration,
-}
-
-/// A queue pair of one hop on one device.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    /// The device's place among the endpoint's.
-    pub(crate) rail: usize,
-    /// `None` once it was given back.
-    pair: Option<Pair>,
-    window: Window,
-    remote_keys: Vec<u32>,
-    local_keys: Vec<u32>,
-    posted: VecDeque<Posted>,
-    sequence: u32,
-    payload_posted: u32,
-    words_posted: u32,
-    unsignalled: u32,
-    /// Why nothing goes by it any more.
-    failed: Option<Error>,
-}
-
-#[derive(Debug)]
-struct Posted {
-    sequence: u32,
-    signalled: bool,
-    what: What,
-}
-
-#[derive(Debug)]
-enum What {
-    Payload {
-        job: u64,
-        message: Message,
-    },
-    /// Nothing but the end of what was posted before it.
-    Marker,
-    /// One READ of a look; the last has the look.
-    Words {
-        slot: usize,
-        look: Option<Look>,
-    },
-}
-
-impl Lane {
-    pub(crate) fn new(
-        rail: usize,
-        pair: Pair,
-        window: Window,
-        remote_keys: Vec<u32>,
-        local_keys: Vec<u32>,
-    ) -> Self {
-        Self {
-            rail,
-            pair: Some(pair),
-            window,
-            remote_keys,
-            local_keys,
-            posted: VecDeque::new(),
-            sequence: 0,
-            payload_posted: 0,
-            words_posted: 0,
-            unsignalled: 0,
-            failed: None,
-        }
-    }
-
-    fn is_up(&self) -> bool {
-        self.failed.is_none() && self.pair.is_some()
-    }
-
-    fn room(&self) -> u32 {
-        if self.is_up() { self.window.reads.saturating_sub(self.payload_posted) } else { 0 }
-    }
-
-    /// Ends the lane: whatever is posted will complete.
-    fn fail(&mut self, error: Error) {
-        if self.failed.is_some() {
-            return;
-        }
-        tracing::debug!(%error, pair = ?self.pair, "a lane failed");
-        self.failed = Some(error);
-        if let Some(pair) = &self.pair
-            && let Err(e) = pair.fail()
-        {
-            // A device that is gone completes nothing more, and writes nothing either; what it owned stays owned.
-            tracing::warn!(device = pair.device_name(), errno = e.errno, "a queue pair cannot be ended");
-        }
-    }
-
-    /// Whether its last request ends without anybody being told: a success of it makes no completion, and after a failure
-    /// nothing follows that would.
-    fn needs_marker(&self) -> bool {
-        self.failed.is_some() && self.pair.is_some() && self.posted.back().is_some_and(|last| !last.signalled)
-    }
-
-    /// Posts a request that is flushed at once; its completion is that of all before it. A queue that is full takes it
-    /// later.
-    fn mark(&mut self, hop: u32, at: usize) {
-        let request = self.request(hop, at, true);
-        let Some(pair) = &self.pair else { return };
-        // SAFETY: a READ of no bytes, on a queue pair that was ended.
-        if unsafe { pair.read(&[request]) }.is_ok() {
-            self.posted.push_back(Posted {
-                sequence: request.id as u32,
-                signalled: true,
-                what: What::Marker,
-            });
-        }
-    }
-
-    fn request(&mut self, hop: u32, lane: usize, signalled: bool) -> ReadRequest {
-        self.sequence = self.sequence.wrapping_add(1);
-        ReadRequest {
-            id: id(hop, lane, self.sequence),
-            from: 0,
-            remote_key: 0,
-            to: 0,
-            len: 0,
-            local_key: 0,
-            signalled,
-        }
-    }
-}
-
-/// The id of a request: which hop, which of its lanes, which of that one's requests.
-fn id(hop: u32, lane: usize, sequence: u32) -> u64 {
-    (u64::from(hop) << 40) | ((lane as u64 & 0xff) << 32) | u64::from(sequence)
-}
-
-/// The hop of an id, which is 24 bits.
-pub(crate) fn hop_of(id: u64) -> u32 {
-    (id >> 40) as u32
-}
-
-fn lane_of(id: u64) -> usize {
-    (id >> 32) as usize & 0xff
+    /// How long a device may leave a look without an end.
+    pub(crate) answer: Duration,
+    /// How long a queue pair that was ended may keep what was posted on it.
+    pub(crate) drain: Duration,
 }
 
 pub(crate) struct Hop {
@@ -221,13 +90,10 @@ impl Hop {
 
     /// Stops a pull: nothing more is posted of it.
     pub(crate) fn cancel(&mut self, job: u64, now: Instant) {
-        if let Some(job) = self.jobs.iter_mut().find(|j| j.id == job && j.cancelled.is_none()) {
-            job.cancelled = Some(now);
+        if let Some(job) = self.jobs.iter_mut().find(|j| j.id == job && j.stopped.is_none()) {
+            job.stopped = Some(now);
             if job.has_more() {
-                job.failed = true;
-                let range = job.landing.range();
-                let detail = format!("bytes {range} were cancelled; nothing of them will land any more");
-                job.landing.fail(Error::new(Kind::Cancelled, "pull", detail).with_peer(&self.peer));
+                job.cancelled(&self.peer);
             }
             job.stop();
         }
@@ -240,19 +106,43 @@ impl Hop {
         }
     }
 
-    /// When the first cancelled pull has had its time.
-    pub(crate) fn next_deadline(&self, grace: Duration) -> Option<Instant> {
-        let cancelled = self.jobs.iter().filter(|job| job.in_flight > 0).filter_map(|job| job.cancelled);
-        cancelled.min().and_then(|at| at.checked_add(grace))
+    /// When the first of what waits has had its time: a cancelled pull, a look, a lane that was ended.
+    pub(crate) fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
+        let cancelled = self.jobs.iter().filter(|job| job.in_flight > 0).filter_map(|job| job.stopped);
+        let cancelled = cancelled.filter_map(|at| at.checked_add(shared.grace));
+        let looks = self.lanes.iter().filter_map(|lane| lane.answers_by(shared.answer));
+        let ended = self.lanes.iter().filter_map(|lane| lane.drained_by(shared.drain));
+        cancelled.chain(looks).chain(ended).min()
     }
 
-    /// Ends the lanes of cancelled pulls that have had their time.
-    pub(crate) fn expire(&mut self, now: Instant, shared: &Shared) {
+    /// Ends what has had its time: the lanes of cancelled pulls and of devices that say nothing, and then the queue pairs that
+    /// do not even give back what was posted on them.
+    pub(crate) fn expire(&mut self, now: Instant, shared: &mut Shared) {
+        self.end_cancelled(now, shared);
+        for lane in &mut self.lanes {
+            if lane.answers_by(shared.answer).is_some_and(|by| now >= by) {
+                let rail = shared.rails.get(lane.rail);
+                let (name, port) = rail.map_or(("a device", 0), |rail| (rail.name(), rail.port()));
+                lane.fail(silent(shared.answer, name, port).with_peer(&self.peer));
+            }
+            if lane.drained_by(shared.drain).is_some_and(|by| now >= by) {
+                shared.counters.pairs_destroyed_unheard.add(1);
+                if !self.closing {
+                    shared.counters.rails_lost.add(1);
+                }
+                for Posted { what, .. } in lane.destroy() {
+                    release(lane, &mut self.jobs, &self.peer, what, None, shared);
+                }
+            }
+        }
+    }
+
+    fn end_cancelled(&mut self, now: Instant, shared: &Shared) {
         let late: Vec<u64> = self
             .jobs
             .iter()
             .filter(|job| job.in_flight > 0)
-            .filter(|job| job.cancelled.is_some_and(|at| now.saturating_duration_since(at) >= shared.grace))
+            .filter(|job| job.stopped.is_some_and(|at| now.saturating_duration_since(at) >= shared.grace))
             .map(|job| job.id)
             .collect();
         if late.is_empty() {
@@ -403,7 +293,7 @@ impl Hop {
         last.signalled = true;
         lane.unsignalled = 0;
         let requests: Vec<ReadRequest> = batch.iter().map(|(request, _)| *request).collect();
-        let posted = match &lane.pair {
+        let posted = match lane.pair() {
             // SAFETY: each READ writes a range that its job's landing owns until the job's READs have completed, inside
             // the region whose key it has, or a slot of the scratch page that is taken until then.
             Some(pair) => unsafe { pair.read(&requests) },
@@ -423,9 +313,9 @@ impl Hop {
                 }
                 counters.reads_signalled.add(u64::from(request.signalled));
                 let (sequence, signalled) = (request.id as u32, request.signalled);
-                lane.posted.push_back(Posted { sequence, signalled, what });
+                lane.push(Posted { sequence, signalled, what });
             } else {
-                release(lane, &mut self.jobs, what, None, shared);
+                release(lane, &mut self.jobs, &self.peer, what, None, shared);
             }
         }
         if let Err(Refused { error, .. }) = posted {
@@ -440,6 +330,7 @@ impl Hop {
     pub(crate) fn completed(&mut self, done: Completion, shared: &mut Shared) {
         let at = lane_of(done.id);
         let Some(lane) = self.lanes.get_mut(at) else { return };
+        lane.heard();
         let ok = done.status == Status::SUCCESS;
         if !ok {
             let rail = shared.rails.get(lane.rail);
@@ -456,7 +347,7 @@ impl Hop {
             let last = front.sequence == sequence;
             let Some(Posted { what, .. }) = lane.posted.pop_front() else { break };
             let outcome = if ok { Some(()) } else { None };
-            release(lane, &mut self.jobs, what, outcome, shared);
+            release(lane, &mut self.jobs, &self.peer, what, outcome, shared);
             if last {
                 break;
             }
@@ -474,16 +365,12 @@ impl Hop {
         let quiet_and_closed =
             self.closing && self.jobs.is_empty() && self.looks.is_empty() && !self.is_busy();
         for lane in &mut self.lanes {
-            if lane.posted.is_empty()
-                && (lane.failed.is_some() || quiet_and_closed)
-                && let Some(pair) = lane.pair.take()
-            {
-                if lane.failed.is_some() && !self.closing {
+            let failed = lane.why_down().is_some();
+            if lane.posted.is_empty() && (failed || quiet_and_closed) && lane.has_pair() {
+                if failed && !self.closing {
                     shared.counters.rails_lost.add(1);
                 }
-                if let Some(rail) = shared.rails.get(lane.rail) {
-                    rail.give_back(pair);
-                }
+                lane.give_back();
             }
         }
         if !self.lanes.iter().any(Lane::is_up) && !quiet_and_closed {
@@ -506,11 +393,11 @@ impl Hop {
             && self.jobs.is_empty()
             && self.looks.is_empty()
             && !self.is_busy()
-            && self.lanes.iter().all(|lane| lane.pair.is_none()))
+            && !self.lanes.iter().any(Lane::has_pair))
     }
 
     fn why_down(&self, lane: Option<usize>) -> Error {
-        let of = |lane: &Lane| lane.failed.clone();
+        let of = |lane: &Lane| lane.why_down().cloned();
         let why = match lane {
             Some(at) => self.lanes.get(at).and_then(of),
             None => self.lanes.iter().find_map(of),
@@ -523,14 +410,21 @@ impl Hop {
 }
 
 /// Takes one READ off a lane: `outcome` says whether it has landed.
-fn release(lane: &mut Lane, jobs: &mut [Job], what: What, outcome: Option<()>, shared: &mut Shared) {
+fn release(
+    lane: &mut Lane,
+    jobs: &mut [Job],
+    peer: &str,
+    what: What,
+    outcome: Option<()>,
+    shared: &mut Shared,
+) {
     match what {
         What::Payload { job, message } => {
             lane.payload_posted = lane.payload_posted.saturating_sub(1);
             let Some(job) = jobs.iter_mut().find(|j| j.id == job) else { return };
             if outcome.is_none() {
                 shared.counters.reads_repeated.add(1);
-                return job.missed(message);
+                return job.missed(message, peer);
             }
             shared.counters.bytes_read.add(u64::from(message.len));
             for piece in job.landed(message) {
@@ -546,7 +440,7 @@ fn release(lane: &mut Lane, jobs: &mut [Job], what: What, outcome: Option<()>, s
         What::Words { slot, look } => {
             lane.words_posted = lane.words_posted.saturating_sub(1);
             let Some(look) = look else { return };
-            let told = match (outcome, &lane.failed) {
+            let told = match (outcome, lane.why_down()) {
                 (Some(()), _) => Ok(shared.scratch.words(slot)),
                 (None, Some(why)) => Err(why.clone()),
                 (None, None) => Err(Error::new(Kind::SourceLost, "RDMA READ", "the READ was not posted")),

@@ -4,6 +4,7 @@ use super::{
     landing::Landing,
     plan::{Cutter, Message},
 };
+use flashboot_core::{Error, Kind};
 use std::{sync::Arc, time::Instant};
 
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(crate) struct Job {
     missing: Vec<u64>,
     pub(crate) landing: Arc<Landing>,
     /// When it was asked to stop.
-    pub(crate) cancelled: Option<Instant>,
+    pub(crate) stopped: Option<Instant>,
     pub(crate) failed: bool,
 }
 
@@ -32,7 +33,7 @@ impl Job {
             in_flight: 0,
             missing: landing.pieces(),
             landing,
-            cancelled: None,
+            stopped: None,
             failed: false,
         }
     }
@@ -54,12 +55,23 @@ impl Job {
         self.again.clear();
     }
 
-    /// A READ that was posted, or was to be, and has not landed.
-    pub(crate) fn missed(&mut self, message: Message) {
+    /// A READ that was posted, or was to be, and has not landed. Nothing is posted again of a pull that is to stop, so that it
+    /// has failed then, however much of it has landed.
+    pub(crate) fn missed(&mut self, message: Message, peer: &str) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if self.cutter.is_some() {
             self.again.push(message);
+        } else {
+            self.cancelled(peer);
         }
+    }
+
+    /// It ends as cancelled, unless it has failed of something else.
+    pub(crate) fn cancelled(&mut self, peer: &str) {
+        self.failed = true;
+        let range = self.landing.range();
+        let detail = format!("bytes {range} were cancelled; nothing of them will land any more");
+        self.landing.fail(Error::new(Kind::Cancelled, "pull", detail).with_peer(peer));
     }
 
     /// A READ that has landed; gives the pieces that are whole now.

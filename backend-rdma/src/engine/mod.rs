@@ -6,6 +6,7 @@
 mod hop;
 mod job;
 mod landing;
+mod lane;
 mod look;
 pub(crate) mod plan;
 mod run;
@@ -20,10 +21,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use flashboot_core::{Error, InFlight, Kind, Landed, Result};
+pub(crate) use hop::Hop;
 use hop::Shared;
-pub(crate) use hop::{Hop, Lane};
 use job::Job;
 pub(crate) use landing::Landing;
+pub(crate) use lane::Lane;
 use look::Look;
 pub(crate) use look::Words;
 use plan::Cutter;
@@ -82,6 +84,8 @@ impl Engine {
             pool,
             counters,
             grace: config.cancel_grace,
+            answer: config.longest_answer(),
+            drain: config.drain,
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::from_errno("eventfd", e.raw_os_error(), "to wake the endpoint's thread"))?;

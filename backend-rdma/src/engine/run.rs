@@ -1,9 +1,6 @@
 //! The thread's loop.
 
-use super::{
-    Command, ended,
-    hop::{Shared, hop_of},
-};
+use super::{Command, ended, hop::Shared, lane::hop_of};
 use crate::{
     engine::Hop,
     error::{failed, place},
@@ -203,12 +200,8 @@ impl Run {
     /// Sleeps until something happens: a command, a completion, an event, the end of a cancelled pull's time.
     fn sleep(&mut self) {
         let now = Instant::now();
-        let next = self
-            .hops
-            .values()
-            .filter_map(|hop| hop.next_deadline(self.shared.grace))
-            .chain(self.stop_by)
-            .min();
+        let next =
+            self.hops.values().filter_map(|hop| hop.next_deadline(&self.shared)).chain(self.stop_by).min();
         let wait = next.map(|at| at.saturating_duration_since(now) + Duration::from_micros(1));
         let busy = self.busy();
         let rails = self.shared.rails.clone();

@@ -1,16 +1,25 @@
 //! Endpoints over a stand-in provider: what each failure of a verb or a completion becomes, and what is left behind.
 
+use super::{Lane, plan::Window};
 use crate::{
     config::RdmaConfig,
+    counters::Counters,
+    endpoint::purpose,
     exchange::RdmaExchange,
+    held::Held,
+    rail::open_all,
     verbs::{Event, Status, fake::Fake},
 };
+use flashboot_channel::{Dial, Endpoint, Liveness, Security, dial};
 use flashboot_core::{
-    Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, Kind,
-    Landed, Mover, Pull, ShardId, digest,
+    Arena, ArenaSpec, ByteRange, ByteSize, Code, Error, Export, Generation, HandleExchange as _, InFlight,
+    Kind, Landed, Mover, Pull, ShardId, digest,
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 const SETUP: Duration = Duration::from_secs(10);
 const BLOCK: u64 = 64 << 10;
@@ -222,6 +231,168 @@ fn a_pull_that_will_not_stop_has_its_queue_pair_ended_and_is_quiet_then() {
         assert_eq!(world.reader.counts().pairs_ended_by_cancel, 1);
     });
     assert_eq!(fake.left(), [0; 4]);
+}
+
+/// A pull so small that all of it is posted at once.
+async fn all_posted(world: &World) -> Box<dyn InFlight> {
+    let range = ByteRange::new(0, 4 * BLOCK);
+    let pull = world.mover.start(Pull { range, hash: None }).unwrap();
+    while world.reader.counts().reads_posted < 16 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    pull
+}
+
+#[test]
+fn a_cancelled_pull_whose_last_reads_never_landed_is_not_whole() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let grace = Duration::from_millis(50);
+        let world = World::new(&fake, RdmaConfig { cancel_grace: grace, ..config(&["a"]) }).await.unwrap();
+        fake.stick("a");
+        let mut pull = all_posted(&world).await;
+        pull.cancel();
+        assert_eq!(pull.quiesced().await.unwrap_err().kind(), Kind::Cancelled);
+        world.expect_free();
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_queue_pair_that_gives_nothing_back_is_destroyed_and_its_pull_is_quiet_then() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let (cancel_grace, drain) = (Duration::from_millis(50), Duration::from_millis(100));
+        let world = World::new(&fake, RdmaConfig { cancel_grace, drain, ..config(&["a"]) }).await.unwrap();
+        fake.kill("a");
+        let mut pull = all_posted(&world).await;
+        pull.cancel();
+        let began = Instant::now();
+        let quiet = tokio::time::timeout(SETUP, pull.quiesced()).await.expect("in bounded time");
+        assert_eq!(quiet.unwrap_err().kind(), Kind::Cancelled);
+        assert!(began.elapsed() >= drain, "it had its time: {:?}", began.elapsed());
+        world.expect_free();
+        let counts = world.reader.counts();
+        assert_eq!((counts.pairs_destroyed_unheard, counts.rails_lost), (1, 1));
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_device_that_is_gone_ends_its_pulls_although_its_queue_pairs_cannot_be_ended() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let drain = Duration::from_millis(100);
+        let world = World::new(&fake, RdmaConfig { drain, ..config(&["a"]) }).await.unwrap();
+        fake.kill("a");
+        let mut pull = all_posted(&world).await;
+        fake.refuse("ibv_modify_qp", 5);
+        fake.tell("a", Event::DeviceFatal);
+        let e = tokio::time::timeout(SETUP, pull.quiesced()).await.expect("in bounded time").unwrap_err();
+        assert!(e.detail().contains("a port 1") && e.detail().contains("beyond use"), "{e}");
+        world.expect_free();
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn memory_stays_owned_where_a_queue_pair_cannot_even_be_destroyed() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let (cancel_grace, drain) = (Duration::ZERO, Duration::from_millis(50));
+        let world = World::new(&fake, RdmaConfig { cancel_grace, drain, ..config(&["a"]) }).await.unwrap();
+        fake.kill("a");
+        let mut pull = all_posted(&world).await;
+        fake.refuse("ibv_destroy_qp", 5);
+        pull.cancel();
+        tokio::time::timeout(drain * 6, pull.quiesced()).await.expect_err("its device may still write");
+        let busy = world.into.fill(ByteRange::new(0, BLOCK), 1).unwrap_err();
+        assert_eq!(busy.kind(), Kind::Busy);
+    });
+}
+
+#[test]
+fn a_look_at_a_device_that_says_nothing_ends() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        // The shortest patience: one try.
+        let (ack_timeout, retries, drain) = (Duration::ZERO, 0, Duration::from_millis(50));
+        let config = RdmaConfig { ack_timeout, retries, drain, ..config(&["a"]) };
+        let world = World::new(&fake, config).await.unwrap();
+        fake.kill("a");
+        for _ in 0..2 {
+            let look = world.mover.observe(ShardId(0), PAYLOAD, Duration::ZERO);
+            let e = tokio::time::timeout(SETUP, look).await.expect("in bounded time").unwrap_err();
+            assert!(e.kind() == Kind::Stalled && e.detail().contains("a port 1"), "{e}");
+            assert!(e.peer().is_some() && e.remedy().is_some(), "{e}");
+        }
+    });
+    assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn lanes_that_nobody_took_leave_their_room_to_others() {
+    let fake = Fake::new(&["a"]);
+    let counters = Arc::new(Counters::default());
+    let rails = open_all(&fake.verbs(), &config(&["a"]), &counters).unwrap();
+    // More often than the completion queue has room for at once.
+    for _ in 0..1000 {
+        let held = Held::new(&rails[0], 0).unwrap();
+        drop(Lane::new(held, Window::new(16, 16, 16), vec![1], vec![1]));
+    }
+    let all: Vec<_> = std::iter::from_fn(|| Held::new(&rails[0], 0).ok()).collect();
+    assert_eq!(all.len(), 4096 / 20, "and there is an end");
+    assert_eq!(Held::new(&rails[0], 0).unwrap_err().kind(), Kind::Exhausted);
+}
+
+#[test]
+fn a_source_with_no_room_for_one_more_reader_says_so() {
+    let fake = Fake::new(&["seed", "a"]);
+    run(async {
+        let seed =
+            RdmaExchange::open(&fake.verbs(), &RdmaConfig { outstanding: 255, ..config(&["seed"]) }).unwrap();
+        let source = arena();
+        source.begin(Generation::from_random(5));
+        let export = seed.export(source, SETUP).await.unwrap();
+        let reader = RdmaExchange::open(&fake.verbs(), &config(&["a"])).unwrap();
+        let mut movers = Vec::new();
+        let full = loop {
+            match reader.import(export.locator(), arena(), SETUP).await {
+                Ok(mover) => movers.push(mover),
+                Err(full) => break full,
+            }
+        };
+        assert_eq!(movers.len(), 4096 / 259);
+        assert!(full.kind() == Kind::Busy && full.detail().contains("completion queue"), "{full}");
+        movers.clear();
+        // As soon as the source has noticed.
+        let began = Instant::now();
+        while reader.import(export.locator(), arena(), SETUP).await.is_err() {
+            assert!(began.elapsed() < SETUP, "their places are free again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
+fn connections_that_ask_nothing_take_no_more_places_than_there_are() {
+    let fake = Fake::new(&["seed"]);
+    run(async {
+        let few = RdmaConfig { max_readers: 1, max_pending: 1, ..config(&["seed"]) };
+        let seed = RdmaExchange::open(&fake.verbs(), &few).unwrap();
+        let source = arena();
+        source.begin(Generation::from_random(5));
+        let export = seed.export(source, SETUP).await.unwrap();
+        let endpoint: Endpoint = export.locator().endpoint.parse().unwrap();
+        let how = Dial { purpose: purpose().unwrap(), timeout: SETUP, liveness: Liveness::default() };
+        let mut silent = Vec::new();
+        for _ in 0..3 {
+            silent.push(dial(&endpoint, &Security::default(), how).await.unwrap());
+        }
+        // Sooner than those that may still ask are given up.
+        let last = silent[2].receive(64, few.handshake / 2).await;
+        assert_eq!(last, Ok(None), "the third is one too many");
+    });
 }
 
 #[test]

@@ -25,6 +25,8 @@ struct State {
     devices_of: HashMap<usize, String>,
     regions: HashMap<u32, (usize, u64, u64)>,
     events: HashMap<String, VecDeque<Event>>,
+    /// The calls that were to register memory, in order.
+    registrations: Vec<&'static str>,
     // What is asked of it.
     names: Vec<String>,
     down: Vec<String>,
@@ -37,6 +39,8 @@ struct State {
     statuses: HashMap<String, (usize, Status)>,
     /// Devices whose READs never complete by themselves.
     stuck: Vec<String>,
+    /// Devices that tell of no completion any more, not even of a flushed one.
+    mute: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -93,6 +97,12 @@ impl Fake {
         self.state().stuck.push(device.into());
     }
 
+    /// As [`stick`](Self::stick), and what its pairs had posted does not come back when they are ended.
+    pub(crate) fn kill(&self, device: &str) {
+        self.stick(device);
+        self.state().mute.push(device.into());
+    }
+
     pub(crate) fn bring_down(&self, device: &str) {
         self.state().down.push(device.into());
     }
@@ -113,6 +123,10 @@ impl Fake {
                 rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
             }
         }
+    }
+
+    pub(crate) fn registrations(&self) -> Vec<&'static str> {
+        self.state().registrations.clone()
     }
 
     /// Regions, pairs, queues and contexts that are there.
@@ -255,6 +269,7 @@ impl Verbs for Fake {
     }
     unsafe fn register(&self, _: Handle, address: u64, len: u64) -> Call<Registered> {
         let mut s = self.state();
+        s.registrations.push("ibv_reg_mr");
         s.check("ibv_reg_mr")?;
         s.registered(address, len)
     }
@@ -266,6 +281,7 @@ impl Verbs for Fake {
         address: u64,
     ) -> Call<Registered> {
         let mut s = self.state();
+        s.registrations.push("ibv_reg_dmabuf_mr");
         s.check("ibv_reg_dmabuf_mr")?;
         s.registered(address, len)
     }
@@ -323,6 +339,7 @@ impl Verbs for Fake {
         Ok((handle, number as u32))
     }
     fn drop_pair(&self, pair: Handle) -> Call<()> {
+        self.state().check("ibv_destroy_qp")?;
         self.state().pairs.remove(&address_of(pair));
         Ok(())
     }
@@ -332,8 +349,10 @@ impl Verbs for Fake {
         let pair = address_of(pair);
         let state = s.pairs.get_mut(&pair).unwrap();
         state.failed = matches!(change, Change::Fail) || state.failed && !matches!(change, Change::Reset);
-        let queue = state.queue;
-        let flushed = if state.failed { std::mem::take(&mut state.held) } else { Vec::new() };
+        let (queue, device) = (state.queue, state.device.clone());
+        let flushes = state.failed && !s.mute.contains(&device);
+        let state = s.pairs.get_mut(&pair).unwrap();
+        let flushed = if flushes { std::mem::take(&mut state.held) } else { Vec::new() };
         for read in flushed {
             s.complete(queue, read.id, Status::FLUSHED);
         }

@@ -57,6 +57,7 @@ pub(crate) struct Pair {
     completions: Arc<Completions>,
     pub(super) handle: Handle,
     number: u32,
+    destroyed: bool,
 }
 
 impl Pair {
@@ -64,7 +65,7 @@ impl Pair {
     pub(crate) fn new(completions: &Arc<Completions>, depth: u32) -> Call<Self> {
         let device = &completions.device;
         let (handle, number) = device.verbs.pair(device.domain, completions.queue, depth)?;
-        Ok(Self { completions: Arc::clone(completions), handle, number })
+        Ok(Self { completions: Arc::clone(completions), handle, number, destroyed: false })
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -104,6 +105,14 @@ impl Pair {
         self.change(Change::Reset)
     }
 
+    /// Destroys it before its time: the device is done with everything that was posted when this succeeds, and no completion
+    /// tells of it. After that it must not be used.
+    pub(crate) fn destroy(&mut self) -> Call<()> {
+        self.completions.device.verbs.drop_pair(self.handle)?;
+        self.destroyed = true;
+        Ok(())
+    }
+
     /// Posts READs in order.
     ///
     /// # Safety
@@ -117,6 +126,9 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        if self.destroyed {
+            return;
+        }
         if let Err(e) = self.completions.device.verbs.drop_pair(self.handle) {
             tracing::error!(
                 device = self.device_name(),

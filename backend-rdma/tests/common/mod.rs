@@ -11,7 +11,10 @@ use std::{
     future::Future,
     io::{BufRead as _, BufReader, Read as _},
     process::{Child, Command, ExitCode, Stdio},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -83,14 +86,22 @@ pub(crate) async fn seed(
     size: u64,
 ) -> (Arc<RdmaExchange>, Arc<dyn Arena>, Box<dyn Export>) {
     let exchange = counted(config).await;
+    let (arena, export) = exported(&exchange, size).await;
+    (exchange, arena, export)
+}
+
+/// A whole arena of `size` bytes, exported by `exchange`.
+pub(crate) async fn exported(exchange: &RdmaExchange, size: u64) -> (Arc<dyn Arena>, Box<dyn Export>) {
+    static FILLINGS: AtomicU64 = AtomicU64::new(1);
     let arena = clone_of(size);
-    arena.begin(Generation::from_random(size ^ u64::from(std::process::id())));
+    let filling = FILLINGS.fetch_add(1, Ordering::Relaxed) << 32;
+    arena.begin(Generation::from_random(filling | u64::from(std::process::id())));
     for number in 0..size / MIB {
         arena.copy_in(number * MIB, &part(number)).expect("the owner may");
     }
     arena.publish(ShardId(0), size).expect("grows");
     let export = exchange.export(Arc::clone(&arena), SETUP).await.expect("exported");
-    (exchange, arena, export)
+    (arena, export)
 }
 
 pub(crate) async fn pull(mover: &dyn Mover, range: ByteRange, hash: Option<u64>) -> Result<Landed> {

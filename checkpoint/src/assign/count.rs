@@ -1,5 +1,5 @@
 //! Which experts and layers there are, by their numbers. What `config.json` says must be there, all of it and nothing
-//! else: an expert or a layer that nobody owns would be lost without a word.
+//! else: an expert or a layer that nobody owns would be lost without a word, and so would a tensor that one expert lacks.
 
 use super::Entry;
 use super::class::Class;
@@ -13,22 +13,44 @@ use std::collections::BTreeMap;
 /// Far above any layer's experts; bounds what one number in a name or a shape can ask for.
 const MOST: u64 = 1 << 16;
 
+/// An expert that has a name of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Numbered {
+    draft: bool,
+    layer: u32,
+    expert: u32,
+    /// Tensors that each of a layer's experts must have.
+    tensors: u32,
+}
+
+impl Numbered {
+    fn is(&self, other: &Self) -> bool {
+        (self.draft, self.layer, self.expert) == (other.draft, other.layer, other.expert)
+    }
+}
+
 /// What was seen of experts and layers.
 #[derive(Default)]
 pub(super) struct Counts {
     /// By draft and layer: one past the highest expert, or how many are stacked.
     experts: BTreeMap<(bool, u64), u64>,
-    /// Each expert that has a name of its own, by draft and layer; mostly in order, some several times.
-    numbered: Vec<(bool, u32, u32)>,
+    /// Each expert that has a name of its own; mostly in order, some several times.
+    numbered: Vec<Numbered>,
     /// One past the target's highest layer.
     pub(super) layers: u64,
 }
 
 impl Counts {
-    /// Notes an expert of a layer, whether it is laid out or left out on purpose.
-    pub(super) fn expert(&mut self, draft: bool, layer: u32, expert: u32) {
-        if self.numbered.last() != Some(&(draft, layer, expert)) {
-            self.numbered.push((draft, layer, expert));
+    /// Notes a tensor of an expert of a layer, whether it is laid out or left out on purpose.
+    pub(super) fn expert(&mut self, draft: bool, layer: u32, expert: u32, param: &str) {
+        let tensors = u32::from(!may_lack(param));
+        self.note(Numbered { draft, layer, expert, tensors });
+    }
+
+    fn note(&mut self, numbered: Numbered) {
+        match self.numbered.last_mut() {
+            Some(last) if last.is(&numbered) => last.tensors = last.tensors.saturating_add(numbered.tensors),
+            _ => self.numbered.push(numbered),
         }
     }
 
@@ -53,7 +75,9 @@ impl Counts {
         let most = |draft: bool| self.experts.iter().filter(|((d, _), _)| *d == draft).map(|(_, n)| *n).max();
         let counts = [most(false).unwrap_or(0), most(true).unwrap_or(0)];
         self.check_config(recipe, fact, found, counts)?;
+        self.sort();
         self.check_gaps()?;
+        self.check_alike(found)?;
         for class in found.classes.iter().filter(|class| class.lead) {
             let [target, draft] = counts;
             let (wanted, has) = (if class.key.draft { draft } else { target }, class.key.shape.first());
@@ -87,12 +111,17 @@ impl Counts {
         Err(Refused::ExpertCount { key: key.clone(), needed, found: *count, names })
     }
 
+    /// Each expert once, by draft, layer and number.
+    fn sort(&mut self) {
+        let mut seen = std::mem::take(&mut self.numbered);
+        seen.sort_unstable();
+        seen.into_iter().for_each(|numbered| self.note(numbered));
+    }
+
     /// Refuses a layer whose experts are not 0, 1, 2, … up to its last, or that has more than anybody lays out.
-    fn check_gaps(&mut self) -> Result<(), Refused> {
-        self.numbered.sort_unstable();
-        self.numbered.dedup();
+    fn check_gaps(&self) -> Result<(), Refused> {
         let mut next = BTreeMap::<(bool, u64), u64>::new();
-        for (draft, layer, expert) in &self.numbered {
+        for Numbered { draft, layer, expert, .. } in &self.numbered {
             let next = next.entry((*draft, u64::from(*layer))).or_default();
             *next += u64::from(u64::from(*expert) == *next);
         }
@@ -112,6 +141,35 @@ impl Counts {
         Ok(())
     }
 
+    /// Refuses a layer of which one expert lacks a tensor that another has, and names what is missing.
+    fn check_alike(&self, found: &Found<'_>) -> Result<(), Refused> {
+        for layer in self.numbered.chunk_by(|a, b| (a.draft, a.layer) == (b.draft, b.layer)) {
+            let Some(most) = layer.iter().max_by_key(|expert| expert.tensors) else { continue };
+            let lacking: Vec<_> = layer.iter().filter(|expert| expert.tensors < most.tensors).collect();
+            if lacking.is_empty() {
+                continue;
+            }
+            let mut names = Names::default();
+            for (number, entry) in found.entries.iter().enumerate() {
+                let draft = entry.kind == Kind::Draft;
+                let of_most = (entry.layer, entry.expert) == (most.layer, most.expert) && draft == most.draft;
+                let Some(name) = found.tensors.at(number).map(|t| t.name).filter(|_| of_most) else {
+                    continue;
+                };
+                for expert in &lacking {
+                    if let Some(theirs) = of_expert(name, expert.expert)
+                        && !may_lack(theirs.rsplit('.').next().unwrap_or_default())
+                        && found.tensors.find(&theirs).is_none()
+                    {
+                        names.push(&theirs);
+                    }
+                }
+            }
+            return Err(Refused::ExpertsDiffer { layer: most.layer, names });
+        }
+        Ok(())
+    }
+
     /// The target's layers: as many as `config.json` says, where it does.
     pub(super) fn check_layers(
         &self,
@@ -127,6 +185,20 @@ impl Counts {
         });
         Err(Refused::LayerCount { key: recipe.layer_count.clone(), said, found: self.layers, names })
     }
+}
+
+/// What calibration leaves beside weights is not there for an expert that it never met.
+fn may_lack(param: &str) -> bool {
+    param.starts_with("input_")
+}
+
+/// The name that another expert's tensor has.
+fn of_expert(name: &str, expert: u32) -> Option<String> {
+    const EXPERTS: &str = "experts.";
+    let inside = name.find(".experts.").map(|dot| dot.saturating_add(1));
+    let at = inside.or_else(|| name.starts_with(EXPERTS).then_some(0))?.saturating_add(EXPERTS.len());
+    let (_, rest) = name.get(at..)?.split_once('.')?;
+    Some(format!("{}{expert}.{rest}", name.get(..at)?))
 }
 
 /// What was found of every tensor, for errors.

@@ -3,15 +3,13 @@
 use super::class::{Class, Context, Key, Problem, cuts};
 use super::count::{self, Counts};
 use super::template::{Claims, Kind, Stages, Template, Templates};
+use super::wrong::{Wrong, no_fact};
 use super::{Entry, LayoutOptions, Model, NONE, Slicing};
-use crate::cause::Names;
 use crate::error::Result;
-use crate::parallel::Refused;
 use crate::quant::{Features, MAINS, Parameter, Quantisation};
 use crate::recipe::{Recipe, Split};
 use crate::tensors::Tensor;
 use hashbrown::HashTable;
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 
 pub(super) struct Found {
@@ -22,18 +20,6 @@ pub(super) struct Found {
     pub(super) layers: u64,
     pub(super) experts: [u64; 2],
     pub(super) expert_layers: Vec<u64>,
-}
-
-/// What was found not to fit, by name.
-#[derive(Default)]
-struct Wrong {
-    unclaimed: Names,
-    twice: Names,
-    parameters: Names,
-    shapes: Names,
-    indivisible: BTreeMap<u32, Names>,
-    scales: Names,
-    fact: Option<String>,
 }
 
 struct Search<'s, 'm> {
@@ -106,7 +92,7 @@ pub(super) fn find(
             counts.layers = counts.layers.max(u64::from(layer) + 1);
         }
         if let (Some(expert), true) = (expert, kind != Kind::Unloaded) {
-            counts.expert(kind == Kind::Draft, layer.unwrap_or(0), expert);
+            counts.expert(kind == Kind::Draft, layer.unwrap_or(0), expert, &template.param);
         }
         if options.exclude.iter().any(|glob| super::glob::matches(glob, tensor.name)) {
             kind = Kind::Unloaded;
@@ -136,7 +122,7 @@ pub(super) fn find(
             };
             let rules = &templates.rules;
             let Some(rule) = rules.get(rule) else { continue };
-            entry.class = search.class(&tensor, &entry, template, rule);
+            entry.class = search.class(number, &tensor, &entry, template, rule);
             search.check_scale(&tensor, template, rule.split, &mut wrong);
             if template.is_expert && (expert.is_some() || rule.split != Split::Replicated) {
                 let count = match expert {
@@ -148,7 +134,7 @@ pub(super) fn find(
         }
         entries.push(entry);
     }
-    search.collect(&entries, &mut wrong);
+    wrong.collect(model.tensors, &entries, &search.problems);
     both_ends(model, recipe, &mut entries);
     wrong.refuse(recipe, quant)?;
     if left_out > 0 {
@@ -166,10 +152,6 @@ pub(super) fn find(
         experts,
         expert_layers: counts.expert_layers(),
     })
-}
-
-fn no_fact(recipe: &Recipe, key: &str) -> Refused {
-    Refused::NoFact { family: recipe.family.clone(), key: key.into() }
 }
 
 /// A tied head is on the last stage, so the embedding it names is on both ends.
@@ -197,6 +179,7 @@ impl Search<'_, '_> {
     /// The class of a tensor, made if it is the first one.
     fn class(
         &mut self,
+        number: usize,
         tensor: &Tensor<'_>,
         entry: &Entry,
         template: &Template,
@@ -220,8 +203,11 @@ impl Search<'_, '_> {
         // What is fused needs its outputs known, cut or not.
         let asked = cut || template.fuse.is_some();
         let own = if asked { self.quant.features(&p) } else { None };
-        let module =
-            if asked && own.is_none() { self.module(tensor.name, template, rule, stacked) } else { None };
+        let module = if asked && own.is_none() {
+            self.module(number, tensor.name, template, rule, stacked)
+        } else {
+            None
+        };
         let layer = if stacked && self.options.experts.by_layer() { entry.layer } else { NONE };
         let key = |key: &Key| {
             (key.template, key.dtype, key.features, key.layer, key.draft)
@@ -302,6 +288,7 @@ impl Search<'_, '_> {
     /// The features of the module that a parameter belongs to, from its weight.
     fn module(
         &mut self,
+        number: usize,
         name: &str,
         template: &Template,
         rule: &crate::recipe::Rule,
@@ -316,7 +303,12 @@ impl Search<'_, '_> {
             self.name.clear();
             self.name.push_str(module);
             self.name.push_str(ending);
-            if let Some(weight) = self.model.tensors.find(&self.name).and_then(|i| self.model.tensors.at(i)) {
+            // Mostly it is the tensor's neighbour, and need not be searched for.
+            let tensors = self.model.tensors;
+            let beside = [number.wrapping_add(1), number.wrapping_sub(1)];
+            let beside = beside.into_iter().filter_map(|i| tensors.at(i)).find(|t| t.name == self.name);
+            let found = || tensors.find(&self.name).and_then(|i| tensors.at(i));
+            if let Some(weight) = beside.or_else(found) {
                 let name = ending.trim_start_matches(['.', '_']);
                 let p = Parameter {
                     name,
@@ -353,64 +345,5 @@ impl Search<'_, '_> {
             }
         }
         wrong.scales.push(tensor.name);
-    }
-
-    /// Names the tensors of every class that has a problem.
-    fn collect(&self, entries: &[Entry], wrong: &mut Wrong) {
-        if self.problems.iter().all(Option::is_none) {
-            return;
-        }
-        for (number, entry) in entries.iter().enumerate() {
-            let Some(Some(problem)) = self.problems.get(entry.class as usize) else { continue };
-            let name = self.model.tensors.at(number).map_or("", |t| t.name);
-            match problem {
-                Problem::Parameter => wrong.parameters.push(name),
-                Problem::Shape(needed) => wrong.shapes.push(format!("{name} (needed: {needed})")),
-                Problem::Indivisible(width, e) => {
-                    let names = wrong.indivisible.entry(*width).or_default();
-                    names.push(format!("{name} ({} is no multiple of {})", e.size, e.by));
-                }
-                Problem::HalfByte(width) => {
-                    wrong
-                        .indivisible
-                        .entry(*width)
-                        .or_default()
-                        .push(format!("{name} (a byte would be cut)"));
-                }
-                Problem::NoFact(key) => wrong.fact = Some(key.clone()),
-            }
-        }
-    }
-}
-
-impl Wrong {
-    /// The first kind of what is wrong, in the order in which a person would mend it.
-    fn refuse(self, recipe: &Recipe, quant: &Quantisation) -> Result<(), Refused> {
-        let family = || recipe.family.clone();
-        if !self.twice.is_empty() {
-            return Err(Refused::ClaimedTwice { family: family(), names: self.twice });
-        }
-        if !self.unclaimed.is_empty() {
-            return Err(Refused::Unclaimed { family: family(), names: self.unclaimed });
-        }
-        if let Some(key) = self.fact {
-            return Err(no_fact(recipe, &key));
-        }
-        if !self.scales.is_empty() {
-            return Err(Refused::MissingScale { names: self.scales });
-        }
-        if !self.parameters.is_empty() {
-            return Err(Refused::UnknownParameter {
-                quantisation: quant.name.clone(),
-                names: self.parameters,
-            });
-        }
-        if !self.shapes.is_empty() {
-            return Err(Refused::Shape { names: self.shapes });
-        }
-        match self.indivisible.into_iter().next() {
-            Some((parts, names)) => Err(Refused::Indivisible { parts, names }),
-            None => Ok(()),
-        }
     }
 }

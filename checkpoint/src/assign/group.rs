@@ -13,6 +13,16 @@ pub(crate) struct Group {
     pub(crate) is: GroupKind,
 }
 
+impl Group {
+    /// The checkpoint's tensor that it is, if it is one.
+    pub(crate) fn one(&self) -> Option<u32> {
+        match self.is {
+            GroupKind::One(tensor) => Some(tensor),
+            GroupKind::Fused(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum GroupKind {
     /// A tensor of the checkpoint, by number.

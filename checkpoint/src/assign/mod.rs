@@ -12,6 +12,7 @@ mod group;
 mod options;
 mod template;
 mod view;
+mod wrong;
 
 pub(crate) use class::Class;
 pub(crate) use cut::Part;
@@ -80,7 +81,7 @@ impl<'m> Assignment<'m> {
         let recipe = choose(model.config, options, &mut notes)?;
         let known = !recipe.rules.is_empty() || recipe.layers.is_some();
         let slicing = options.slicing.unwrap_or(if known { Slicing::All } else { Slicing::Off });
-        check_proved(&recipe, options, slicing, moe_width, &mut notes)?;
+        check_proved(&recipe, options, &mut notes)?;
         let engine = options.target != Target::Checkpoint;
         if engine && slicing != Slicing::All {
             let problem = format!("an engine's parameters are sliced, and slicing is `{}`", slicing.name());
@@ -178,38 +179,20 @@ fn choose(config: &ModelConfig, options: &LayoutOptions, notes: &mut Vec<String>
 }
 
 /// Refuses cuts that nobody proved, unless they are asked for. A layout that makes none of them needs no proof.
-fn check_proved(
-    recipe: &Recipe,
-    options: &LayoutOptions,
-    slicing: Slicing,
-    moe_width: u32,
-    notes: &mut Vec<String>,
-) -> Result<(), Refused> {
+fn check_proved(recipe: &Recipe, options: &LayoutOptions, notes: &mut Vec<String>) -> Result<(), Refused> {
     let target = options.target;
     let is_unknown = options.recipe.is_none() && recipe.model_types.is_empty();
     if is_unknown || (options.parallel.is_whole() && target == Target::Checkpoint) {
         // That nothing is known of the family was said; or nothing is split.
         return Ok(());
     }
-    let most = if options.recipe.is_none() { proved(&recipe.family, target) } else { None };
-    let cut = match (slicing, options.parallel.tp, moe_width) {
-        (Slicing::All, 1, 1) | (Slicing::Experts, _, 1) => Slicing::Off,
-        (Slicing::All, 1, _) => Slicing::Experts,
-        _ => slicing,
-    };
-    if most.is_some_and(|most| cut <= most) {
+    if options.recipe.is_none() && proved(&recipe.family, target) {
         return Ok(());
     }
     let family = recipe.family.clone();
-    if options.experimental {
-        notes.push(match most {
-            None => format!("the recipe `{family}` was not proved for the target {target}"),
-            Some(most) => format!("the recipe `{family}` was proved for --slice {} only", most.name()),
-        });
-        return Ok(());
+    if !options.experimental {
+        return Err(Refused::NotProved { family, target: target.name() });
     }
-    Err(match most {
-        None => Refused::NotProved { family, target: target.name() },
-        Some(most) => Refused::CutNotProved { family, slicing: slicing.name(), proved: most.name() },
-    })
+    notes.push(format!("the recipe `{family}` was not proved for the target {target}"));
+    Ok(())
 }

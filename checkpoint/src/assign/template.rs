@@ -71,6 +71,9 @@ pub(crate) struct Templates<'r> {
     found: HashMap<String, u32>,
     pub(crate) all: Vec<Template>,
     key: String,
+    /// Of each template its key, and which one came after it the last time: names follow each other alike.
+    keys: Vec<(String, u32)>,
+    last: u32,
 }
 
 impl<'r> Templates<'r> {
@@ -106,6 +109,8 @@ impl<'r> Templates<'r> {
             found: HashMap::new(),
             all: Vec::new(),
             key: String::new(),
+            keys: Vec::new(),
+            last: 0,
         }
     }
 
@@ -128,6 +133,18 @@ impl<'r> Templates<'r> {
             }
             self.key.push('.');
         }
+        let guess = self.keys.get(self.last as usize).map_or(0, |(_, next)| *next);
+        let guessed = self.keys.get(guess as usize).is_some_and(|(key, _)| *key == self.key);
+        let number = if guessed { guess } else { self.look_up(name) };
+        if let Some((_, next)) = self.keys.get_mut(self.last as usize) {
+            *next = number;
+        }
+        self.last = number;
+        number
+    }
+
+    /// The number of the template that has the key at hand, made if it is the first one.
+    fn look_up(&mut self, name: &str) -> u32 {
         if let Some(&number) = self.found.get(&self.key) {
             return number;
         }
@@ -136,6 +153,7 @@ impl<'r> Templates<'r> {
         let template = self.make(name, &components);
         self.all.push(template);
         self.found.insert(self.key.clone(), number);
+        self.keys.push((self.key.clone(), number));
         number
     }
 

@@ -126,6 +126,13 @@ impl Gather {
         }
     }
 
+    /// The parts that go to bytes `lo..hi`: as [`within`](Self::within), with the two sides turned round.
+    pub fn landing_within(self, lo: u64, hi: u64, mut take: impl FnMut(Self)) {
+        let turned =
+            |g: Self| Self { from: g.at, at: g.from, from_step: g.at_step, at_step: g.from_step, ..g };
+        turned(self).within(lo, hi, |part| take(turned(part)));
+    }
+
     /// The lowest byte that source bytes from `y` on go to, provided that later source bytes go to later places;
     /// `None` when all of it lies before `y`.
     pub(crate) fn frontier(&self, y: u64) -> Option<u64> {
@@ -185,6 +192,15 @@ pub(crate) mod tests {
                 bytes_of(&[g]).into_iter().filter(|&(_, from, _)| from >= lo && from < lo + len).collect();
             prop_assert_eq!(bytes_of(&parts), wanted);
             prop_assert!(parts.len() <= 3);
+        }
+
+        #[test]
+        fn a_range_of_the_destination_takes_exactly_its_bytes(g in any_gather(), lo in 0u64..100, len in 0u64..60) {
+            let mut parts = Vec::new();
+            g.landing_within(lo, lo + len, |part| parts.push(part));
+            let wanted: Vec<_> =
+                bytes_of(&[g]).into_iter().filter(|&(_, _, at)| at >= lo && at < lo + len).collect();
+            prop_assert_eq!(bytes_of(&parts), wanted);
         }
 
         #[test]

@@ -2,6 +2,7 @@
 
 mod fingerprint;
 mod id;
+mod json;
 mod manifest;
 mod metadata;
 mod origin;

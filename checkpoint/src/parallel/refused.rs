@@ -30,18 +30,6 @@ pub enum Refused {
         /// The target.
         target: &'static str,
     },
-    /// Cuts of a proved family that no reference makes.
-    #[error(
-        "the recipe `{family}` was not proved for --slice {slicing}, only for --slice {proved}; choose that, or pass --experimental"
-    )]
-    CutNotProved {
-        /// The family.
-        family: String,
-        /// What was to be cut.
-        slicing: &'static str,
-        /// The most that was proved.
-        proved: &'static str,
-    },
     /// A recipe without the target.
     #[error(
         "the recipe `{family}` says nothing about the target {target}; choose another target or write the recipe's [target.{target}]"
@@ -127,6 +115,14 @@ pub enum Refused {
     Experts {
         /// Which, and where.
         detail: String,
+    },
+    /// Experts of one layer that do not have the same tensors.
+    #[error("of layer {layer} these experts' tensors are missing: {names}; fetch the whole checkpoint")]
+    ExpertsDiffer {
+        /// The layer's number.
+        layer: u32,
+        /// The tensors that other experts of it have.
+        names: Names,
     },
     /// Layers that `config.json` does not count.
     #[error(

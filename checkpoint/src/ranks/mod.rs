@@ -4,12 +4,16 @@
 mod journal;
 mod model;
 mod pack;
+mod plan;
 mod reshard;
 mod set;
 mod sink;
 mod unpack;
 mod write;
 
+pub(crate) use model::ImageModel;
 pub use pack::{PackedRanks, pack_ranks};
+pub use plan::{PlannedTensor, RankPlan};
 pub use reshard::{Relayout, reshard};
+pub(crate) use set::Provider;
 pub(crate) use unpack::unpack_ranks;

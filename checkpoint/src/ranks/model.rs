@@ -11,6 +11,7 @@ use crate::parallel::Refused;
 use crate::source::Source;
 use crate::stream::Origin;
 use crate::tensors::Tensors;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Runs of one tensor that are looked at one by one to see whether they cover it.
@@ -26,18 +27,26 @@ struct Held {
     gather: Gather,
 }
 
+/// What was taken from one rank and need not be from another.
+#[derive(Default)]
+struct Known {
+    /// Tensor and the bytes of it: `from`, `run`, `count`, `from_step`.
+    parts: HashSet<(u32, u64, u64, u64, u64)>,
+    aliases: HashSet<String>,
+}
+
 /// The model in an image.
-pub(super) struct ImageModel {
-    pub(super) tensors: Tensors,
-    pub(super) aliases: Vec<(String, usize)>,
-    pub(super) config: ModelConfig,
-    pub(super) files: Vec<Source>,
+pub(crate) struct ImageModel {
+    pub(crate) tensors: Tensors,
+    pub(crate) aliases: Vec<(String, usize)>,
+    pub(crate) config: ModelConfig,
+    pub(crate) files: Vec<Source>,
     held: Vec<Vec<Held>>,
 }
 
 impl ImageModel {
     /// Reads the tables' headers and places; no payload.
-    pub(super) fn new(image: &Image) -> Result<Self> {
+    pub(crate) fn new(image: &Image) -> Result<Self> {
         let refuse = |problem: String| Error::from(Refused::Relayout { problem });
         let fingerprint = &image.metadata().fingerprint;
         if fingerprint.stage == Stage::KernelReady {
@@ -68,6 +77,7 @@ impl ImageModel {
             unreadable: None,
         };
         let held = vec![Vec::new(); tensors.len()];
+        let mut known = Known::default();
         let mut model = Self { tensors, aliases: Vec::new(), config, files: Vec::new(), held };
         let places = model.places(first.table.sources().len());
         for rank in image.files() {
@@ -76,7 +86,7 @@ impl ImageModel {
             }
             let file = u32::try_from(model.files.len()).unwrap_or(u32::MAX);
             model.files.push(Source::open(&rank.path)?);
-            model.take(&rank.table, file, &places).map_err(refuse)?;
+            model.take(&rank.table, file, &places, &mut known).map_err(refuse)?;
         }
         Ok(model)
     }
@@ -96,7 +106,13 @@ impl ImageModel {
         places
     }
 
-    fn take(&mut self, table: &RankTable, file: u32, places: &[Vec<(u64, u32)>]) -> Result<(), String> {
+    fn take(
+        &mut self,
+        table: &RankTable,
+        file: u32,
+        places: &[Vec<(u64, u32)>],
+        known: &mut Known,
+    ) -> Result<(), String> {
         for t in table.iter() {
             let whole = [Gather::contiguous(
                 u32::try_from(t.source).unwrap_or(u32::MAX),
@@ -121,13 +137,9 @@ impl ImageModel {
                     at: t.offset.saturating_add(part.at),
                     ..*part
                 };
-                let known = |h: &Held| {
-                    let g = h.gather;
-                    (g.from, g.run, g.count, g.from_step)
-                        == (gather.from, gather.run, gather.count, gather.from_step)
-                };
+                let part = (*number, gather.from, gather.run, gather.count, gather.from_step);
                 if let Some(held) = self.held.get_mut(*number as usize)
-                    && !held.iter().any(known)
+                    && known.parts.insert(part)
                 {
                     held.push(Held { file, gather });
                 }
@@ -136,7 +148,7 @@ impl ImageModel {
         for (alias, number) in table.aliases() {
             let name = table.at(*number).and_then(|t| self.tensors.find(t.name));
             if let Some(number) = name
-                && !self.aliases.iter().any(|(known, _)| known == alias)
+                && known.aliases.insert(alias.clone())
             {
                 self.aliases.push((alias.clone(), number));
             }
@@ -150,14 +162,14 @@ impl ImageModel {
     }
 
     /// Whether all of a tensor's bytes are in some payload.
-    pub(super) fn has(&self, tensor: usize) -> bool {
+    pub(crate) fn has(&self, tensor: usize) -> bool {
         let bytes = self.tensors.at(tensor).map_or(0, |t| t.bytes);
         let held = self.held.get(tensor).map(Vec::as_slice).unwrap_or_default();
         bytes == 0 || covers(bytes, held.iter().map(|h| h.gather.normal()).collect())
     }
 
     /// The tensors, of those that `wanted` says yes to, that are not all there.
-    pub(super) fn missing(&self, wanted: impl Fn(usize) -> bool) -> Names {
+    pub(crate) fn missing(&self, wanted: impl Fn(usize) -> bool) -> Names {
         let mut names = Names::default();
         for number in (0..self.tensors.len()).filter(|n| wanted(*n) && !self.has(*n)) {
             names.push(self.tensors.at(number).map_or("", |t| t.name));

@@ -32,22 +32,20 @@ pub(super) struct RankSet<'a, 'm> {
 }
 
 /// Where a tensor's bytes are.
-pub(super) trait Provider {
+pub(crate) trait Provider {
     /// The origins of what `wanted` takes of a tensor, each with its gather.
     fn resolve(&self, tensor: u32, wanted: &Gather, take: &mut dyn FnMut(Origin, Gather));
 }
 
 impl<'a, 'm> RankSet<'a, 'm> {
     pub(super) fn new(assignment: &'a Assignment<'m>) -> Result<Self> {
+        let wanted = ranks(assignment)?;
+        Self::of(assignment, wanted)
+    }
+
+    /// The same of some ranks.
+    pub(super) fn of(assignment: &'a Assignment<'m>, wanted: Vec<Rank>) -> Result<Self> {
         let all = Groups::new(assignment)?;
-        let parallel = &assignment.options.parallel;
-        let mut wanted = parallel.ranks(ModelPart::Target)?;
-        if assignment.options.draft && assignment.has_draft() {
-            // The draft runs where the target ends.
-            let last = parallel.pp.saturating_sub(1);
-            let draft = parallel.ranks(ModelPart::Draft)?;
-            wanted.extend(draft.into_iter().filter(|rank| rank.coordinate.pp == last));
-        }
         let mut set = Self { assignment, all, views: Vec::new(), images: Vec::new(), ranks: Vec::new() };
         let mut by_hash = HashMap::<blake3::Hash, usize>::new();
         let mut by_rank = HashMap::new();
@@ -155,6 +153,19 @@ impl<'a, 'm> RankSet<'a, 'm> {
         }
         Ok(())
     }
+}
+
+/// Every rank of a layout, the target's first.
+pub(super) fn ranks(assignment: &Assignment<'_>) -> Result<Vec<Rank>> {
+    let parallel = &assignment.options.parallel;
+    let mut wanted = parallel.ranks(ModelPart::Target)?;
+    if assignment.options.draft && assignment.has_draft() {
+        // The draft runs where the target ends.
+        let last = parallel.pp.saturating_sub(1);
+        let draft = parallel.ranks(ModelPart::Draft)?;
+        wanted.extend(draft.into_iter().filter(|rank| rank.coordinate.pp == last));
+    }
+    Ok(wanted)
 }
 
 /// What of a tensor at `offset` nothing is gathered into: the padding that an engine asks for.

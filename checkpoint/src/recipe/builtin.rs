@@ -1,7 +1,6 @@
 //! The recipes that come with this crate, one file a family under `families/`, and which of them are proved.
 
 use super::{Recipe, Target};
-use crate::assign::Slicing;
 
 macro_rules! families {
     ($($name:literal)*) => {
@@ -12,25 +11,25 @@ macro_rules! families {
 
 families! { "llama" "qwen3_moe" "mixtral" "deepseek_v3" "gpt_oss" "deepseek_v4" "qwen3" "phi3" }
 
-/// How far a family's cuts for a target were compared with a reference nobody here wrote: transformers' own tensor
-/// parallelism (`checkpoint/tests/parallel_reference.rs`), which leaves whole what its plan for a family does not
-/// name, and for `deepseek_v4` the published table of what each rank reads and keeps (`checkpoint/tests/seed_table.rs`).
-const PROVED: &[(&str, Target, Slicing)] = &[
-    ("llama", Target::Checkpoint, Slicing::All),
-    ("llama", Target::Transformers, Slicing::All),
-    ("qwen3", Target::Checkpoint, Slicing::All),
-    ("qwen3", Target::Transformers, Slicing::All),
-    ("qwen3_moe", Target::Checkpoint, Slicing::All),
-    ("qwen3_moe", Target::Transformers, Slicing::All),
-    ("mixtral", Target::Checkpoint, Slicing::All),
-    ("mixtral", Target::Transformers, Slicing::All),
-    // Its attention is whole there.
-    ("deepseek_v3", Target::Checkpoint, Slicing::Experts),
-    ("deepseek_v3", Target::Transformers, Slicing::All),
-    // Its attention and its experts are.
-    ("gpt_oss", Target::Checkpoint, Slicing::Off),
-    ("gpt_oss", Target::Transformers, Slicing::All),
-    ("deepseek_v4", Target::Checkpoint, Slicing::All),
+/// Whose cuts for which target were compared with what nobody here wrote: transformers' own tensor parallelism
+/// (`checkpoint/tests/parallel_reference.rs`), the outputs of its modules run on each rank's part
+/// (`checkpoint/tests/split_reference.rs`), and for `deepseek_v4` the published table of what each rank reads and keeps
+/// (`checkpoint/tests/seed_table.rs`).
+const PROVED: &[(&str, Target)] = &[
+    ("llama", Target::Checkpoint),
+    ("llama", Target::Transformers),
+    ("qwen3", Target::Checkpoint),
+    ("qwen3", Target::Transformers),
+    ("qwen3_moe", Target::Checkpoint),
+    ("qwen3_moe", Target::Transformers),
+    ("mixtral", Target::Checkpoint),
+    ("mixtral", Target::Transformers),
+    ("deepseek_v3", Target::Checkpoint),
+    ("deepseek_v3", Target::Transformers),
+    ("gpt_oss", Target::Checkpoint),
+    ("gpt_oss", Target::Transformers),
+    ("phi3", Target::Checkpoint),
+    ("deepseek_v4", Target::Checkpoint),
 ];
 
 /// The recipe for a `model_type`.
@@ -42,9 +41,9 @@ pub(crate) fn builtin(model_type: &str) -> Option<Recipe> {
         .find(|recipe| recipe.model_types.iter().any(|known| known == model_type))
 }
 
-/// The most of a built-in family that may be cut for a target as proved; `None` where nothing was.
-pub(crate) fn proved(family: &str, target: Target) -> Option<Slicing> {
-    PROVED.iter().find(|(name, of, _)| *name == family && *of == target).map(|(.., slicing)| *slicing)
+/// Whether a built-in family's cuts for a target are proved.
+pub(crate) fn proved(family: &str, target: Target) -> bool {
+    PROVED.contains(&(family, target))
 }
 
 #[cfg(test)]

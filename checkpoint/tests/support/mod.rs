@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod models;
+pub mod references;
 
 use flashboot_checkpoint::{Checkpoint, Image, OpenOptions, PackOptions, pack};
 use flashboot_core::Dtype;

@@ -243,7 +243,8 @@ async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Re
     };
     let mut settings = config.replicate.clone();
     settings.transport = common.transport;
-    let plan = Plan { stages, gpus: gpus.clone(), memory: config.memory, settings };
+    let plan =
+        Plan { stages, gpus: gpus.clone(), memory: config.memory, network: config.network(), settings };
     let counted = gpus.len();
     let table = show::Progress::new(output, args.what.name());
     let measured = bench::run(

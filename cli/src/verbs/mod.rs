@@ -1,5 +1,6 @@
 //! The verbs, one file each: arguments, what to call, what to print.
 
+pub(crate) mod advise;
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;
@@ -12,6 +13,7 @@ pub(crate) mod plan;
 pub(crate) mod replicate;
 pub(crate) mod reshard;
 pub(crate) mod service;
+pub(crate) mod simulate;
 pub(crate) mod unpack;
 pub(crate) mod verify;
 pub(crate) mod worker;
@@ -71,6 +73,8 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Gather(args) => service::gather::run(&args, config, output),
         Verb::Status(args) => service::status::run(&args, config, output),
         Verb::Bench(args) => bench::run(&args, config, output),
+        Verb::Simulate(args) => simulate::run(&args, output),
+        Verb::Advise(args) => advise::run(&args, output),
         Verb::Doctor(args) => doctor::run(&args, config, output),
         Verb::Config(args) => config::run(&args, &settings, output),
         Verb::Worker(args) => worker::run(args),

@@ -66,6 +66,10 @@ impl Replica {
 
     /// Lets go of lost sources whose pulls have quiesced, and ends a stopping replica.
     pub(super) fn drain(&mut self, out: &mut Vec<Command>) {
+        let stopping = matches!(self.phase, Phase::Stopping(_));
+        if !stopping && !self.links.values().any(|link| matches!(link, Link::Draining(_))) {
+            return;
+        }
         let busy: BTreeSet<_> = self.in_flight.values().copied().collect();
         let mut lost = Vec::new();
         for (source, link) in &mut self.links {

@@ -156,28 +156,34 @@ impl Replica {
     /// Takes one event; `now` never goes back. The commands are to be carried out in order.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let mut out = Vec::new();
+        self.handle_into(now, event, &mut out);
+        out
+    }
+
+    /// As [`handle`](Self::handle), with the commands put behind those in `out`: for who has many machines and few
+    /// commands a machine.
+    pub fn handle_into(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
         if self.phase == Phase::Over {
-            return out;
+            return;
         }
         match event {
-            Event::Start => self.on_start(&mut out),
-            Event::Attached { source } => self.on_attached(source, &mut out),
+            Event::Start => self.on_start(out),
+            Event::Attached { source } => self.on_attached(source, out),
             Event::Seen { source, shard, bytes } => self.on_seen(source, shard, bytes),
-            Event::Lost { source, cause } => self.lose(source, cause, &mut out),
-            Event::Verified { source, chunk } => self.on_verified(source, chunk, &mut out),
-            Event::Corrupt { source, chunk, blocks } => self.on_corrupt(source, chunk, blocks, &mut out),
-            Event::Failed { source, chunk, cause } => self.on_failed(source, chunk, cause, &mut out),
-            Event::Reassigned { lost, source } => self.on_reassigned(lost, source, &mut out),
+            Event::Lost { source, cause } => self.lose(source, cause, out),
+            Event::Verified { source, chunk } => self.on_verified(source, chunk, out),
+            Event::Corrupt { source, chunk, blocks } => self.on_corrupt(source, chunk, blocks, out),
+            Event::Failed { source, chunk, cause } => self.on_failed(source, chunk, cause, out),
+            Event::Reassigned { lost, source } => self.on_reassigned(lost, source, out),
             Event::Cancel => {
                 let cause = Error::new(Kind::Cancelled, "replicate", "cancelled by the caller");
-                self.stop(cause, &mut out);
+                self.stop(cause, out);
             }
-            Event::Broken { cause } => self.stop(cause, &mut out),
-            Event::Tick => self.on_tick(now, &mut out),
+            Event::Broken { cause } => self.stop(cause, out),
+            Event::Tick => self.on_tick(now, out),
         }
-        self.drain(&mut out);
-        self.advance(now, &mut out);
-        out
+        self.drain(out);
+        self.advance(now, out);
     }
 
     fn on_start(&mut self, out: &mut Vec<Command>) {
@@ -228,7 +234,12 @@ impl Replica {
         let shard = self.geometry.shard_range(chunk.shard);
         let verified = self.verified.entry(chunk.shard).or_default();
         let before = verified.prefix;
-        verified.ahead.insert(chunk.range.start - shard.start, chunk.range.len());
+        let at = chunk.range.start - shard.start;
+        if at == before {
+            verified.prefix += chunk.range.len();
+        } else {
+            verified.ahead.insert(at, chunk.range.len());
+        }
         while let Some(bytes) = verified.ahead.remove(&verified.prefix) {
             verified.prefix += bytes;
         }

@@ -30,6 +30,11 @@ pub(super) fn together((stage, repeat): At) -> String {
     format!("together/{stage}/{repeat}")
 }
 
+/// The barrier after the last transfer, before anything else is asked of the GPUs.
+pub(super) fn arrived((stage, repeat): At) -> String {
+    format!("arrived/{stage}/{repeat}")
+}
+
 /// The moment of the release, a little ahead.
 pub(super) fn go((stage, repeat): At) -> String {
     format!("go/{stage}/{repeat}")

@@ -1,6 +1,9 @@
 //! What is to be measured.
 
-use crate::config::{Memory, Replicate};
+use crate::{
+    config::{Memory, Replicate},
+    network::Network,
+};
 use flashboot_core::{
     BLOCK, Error, Geometry, Kind, Result,
     schedule::{Rank, Schedule},
@@ -16,6 +19,8 @@ pub struct Plan {
     pub gpus: Vec<String>,
     /// Arenas in host memory.
     pub memory: Memory,
+    /// What crosses between hosts, as it is configured; between processes of one here.
+    pub network: Network,
     /// Transport, limits and deadlines; its sizes and topology are not looked at.
     pub settings: Replicate,
 }

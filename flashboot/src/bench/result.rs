@@ -113,6 +113,8 @@ pub struct CloneFigures {
     pub ready_ms: f64,
     /// Bytes ÷ ready.
     pub bytes_per_s: f64,
+    /// Every copy of the last repeat, in milliseconds since the release: its begin, its last byte, the end of its hash.
+    pub timeline_ms: Vec<[f64; 3]>,
 }
 
 /// The medians of one stage. `None`: was not asked, or there is no GPU to ask.
@@ -159,6 +161,9 @@ pub struct Figures {
     /// The same, counting everything from a copy's begin to the end of its hash as work, what the hash waits for included:
     /// `idle` less this is time in which copies waited for hashes.
     pub idle_gpu: Option<f64>,
+    /// The same as `idle` of all the time from the first copy over a link to the last, hops that have not begun or are done
+    /// included.
+    pub idle_whole: Option<f64>,
     /// By rank.
     pub clones: Vec<CloneFigures>,
 }
@@ -181,12 +186,26 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// Beginnings and ends.
 pub(super) type Spans = Vec<(Duration, Duration)>;
 
-/// The share that no span covers of the time in which all hops are at work: from the latest first beginning to the
-/// earliest last end.
-fn idle(hops: &[Spans]) -> Option<f64> {
+/// A time of which the share without copies is asked, found from when each hop's first copy begins and its last ends.
+type Window = fn(&[(Duration, Duration)]) -> Option<(Duration, Duration)>;
+
+/// The time in which all hops are at work: from the latest first beginning to the earliest last end.
+fn all_at_work(hops: &[(Duration, Duration)]) -> Option<(Duration, Duration)> {
+    Some((hops.iter().map(|hop| hop.0).max()?, hops.iter().map(|hop| hop.1).min()?))
+}
+
+/// From the first beginning to the last end.
+fn any_at_work(hops: &[(Duration, Duration)]) -> Option<(Duration, Duration)> {
+    Some((hops.iter().map(|hop| hop.0).min()?, hops.iter().map(|hop| hop.1).max()?))
+}
+
+/// The share of the window that no span covers.
+fn idle(hops: &[Spans], window: Window) -> Option<f64> {
     let hops = || hops.iter().filter(|hop| !hop.is_empty());
-    let first = hops().filter_map(|hop| hop.iter().map(|(begin, _)| *begin).min()).max()?;
-    let last = hops().filter_map(|hop| hop.iter().map(|(_, end)| *end).max()).min()?;
+    let span = |hop: &Spans| {
+        Some((hop.iter().map(|(begin, _)| *begin).min()?, hop.iter().map(|(_, end)| *end).max()?))
+    };
+    let (first, last) = window(&hops().filter_map(span).collect::<Vec<_>>())?;
     let mut spans: Vec<_> = hops().flatten().copied().collect();
     spans.sort();
     let (mut covered, mut until) = (Duration::ZERO, first);
@@ -213,14 +232,20 @@ impl Repeat {
     }
 
     /// The worst link's idle share; a link is a pair of GPUs, `gpu` says which a rank is on.
-    fn idle(&self, stage: &Stage, gpu: impl Fn(Rank) -> usize, end: fn(&Copied) -> Duration) -> Option<f64> {
+    fn idle(
+        &self,
+        stage: &Stage,
+        gpu: impl Fn(Rank) -> usize,
+        end: fn(&Copied) -> Duration,
+        window: Window,
+    ) -> Option<f64> {
         let mut links: BTreeMap<(usize, usize), Vec<Spans>> = BTreeMap::new();
         for (rank, done) in &self.done {
             let Some(leg) = stage.shape.schedule().legs(*rank).first().copied() else { continue };
             let copies = done.copies.iter().map(|copy| (copy.begin, end(copy)));
             links.entry((gpu(leg.source), gpu(*rank))).or_default().push(copies.collect());
         }
-        links.values().filter_map(|hops| idle(hops)).reduce(f64::max)
+        links.values().filter_map(|hops| idle(hops, window)).reduce(f64::max)
     }
 }
 
@@ -273,8 +298,9 @@ impl Measured {
             raw_chunks_ms: limit(|limits| limits.chunks),
             hash_ms: limit(|limits| limits.hash),
             bound_ms: limit(GpuLimits::bound),
-            idle: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.copied)),
-            idle_gpu: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.end)),
+            idle: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.copied, all_at_work)),
+            idle_gpu: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.end, all_at_work)),
+            idle_whole: over(&|repeat| repeat.idle(stage, gpu, |copy| copy.copied, any_at_work)),
             clones: ranks.iter().map(|rank| self.clone_figures(*rank, arena(*rank as usize))).collect(),
         }
     }
@@ -313,6 +339,10 @@ impl Measured {
                 let ready = done.release + done.ready;
                 Some(ready.saturating_sub(done.copies.iter().map(|copy| copy.end).max()?))
             }),
+            timeline_ms: done().next_back().map_or_else(Vec::new, |done| {
+                let since = |at: Duration| ms(at) - ms(done.release);
+                done.copies.iter().map(|copy| [copy.begin, copy.copied, copy.end].map(since)).collect()
+            }),
             transfer_ms: median(done().map(|done| ms(done.transfer))),
             ready_ms,
             bytes_per_s: if ready_ms > 0.0 {
@@ -343,15 +373,18 @@ mod tests {
     #[test]
     fn idle_is_what_nobody_covers_while_all_are_at_work() {
         let near = |found: Option<f64>, share: f64| found.is_some_and(|found| (found - share).abs() < 1e-9);
-        assert_eq!(idle(&[]), None);
-        assert_eq!(idle(&[vec![(us(5), us(5))]]), None);
-        assert_eq!(idle(&[vec![(us(0), us(100))], vec![]]), Some(0.0));
-        assert!(near(idle(&[vec![(us(50), us(100)), (us(0), us(40))]]), 0.1));
+        assert_eq!(idle(&[], all_at_work), None);
+        assert_eq!(idle(&[vec![(us(5), us(5))]], all_at_work), None);
+        assert_eq!(idle(&[vec![(us(0), us(100))], vec![]], all_at_work), Some(0.0));
+        assert!(near(idle(&[vec![(us(50), us(100)), (us(0), us(40))]], all_at_work), 0.1));
         // From 10 to 90, without 40 to 50.
         let two = [vec![(us(0), us(40)), (us(60), us(100))], vec![(us(10), us(20)), (us(50), us(90))]];
-        assert!(near(idle(&two), 10.0 / 80.0), "{:?}", idle(&two));
+        assert!(near(idle(&two, all_at_work), 10.0 / 80.0), "{:?}", idle(&two, all_at_work));
         let after_another = [vec![(us(0), us(40))], vec![(us(50), us(90))]];
-        assert_eq!(idle(&after_another), None, "never both");
+        assert_eq!(idle(&after_another, all_at_work), None, "never both");
+        assert!(near(idle(&two, any_at_work), 0.1));
+        assert!(near(idle(&after_another, any_at_work), 10.0 / 90.0));
+        assert_eq!(idle(&[], any_at_work), None);
     }
 
     #[test]
@@ -399,6 +432,8 @@ mod tests {
         let first = &two.clones[0];
         assert!(near(first.copy_ms, 0.1) && near(first.verified_ms, 0.105), "{first:?}");
         assert!(near(first.lead_ms, 0.0) && near(first.trail_ms, 0.015), "{first:?}");
+        let micros = first.timeline_ms.iter().flatten().map(|ms| (ms * 1e3).round());
+        assert_eq!(micros.collect::<Vec<_>>(), [0.0, 50.0, 55.0, 60.0, 100.0, 105.0]);
         // With a GPU each, rank 1's link stood still for 10 of 100.
         let four = measured.figures(4);
         assert!((four.idle.unwrap() - 0.1).abs() < 1e-9, "{four:?}");

@@ -57,8 +57,7 @@ async fn part(args: &WorkerArgs, board: &Arc<dyn Board>) -> Result<()> {
         sockets: args.board.parent().unwrap_or(Path::new(".")).to_owned(),
         memory: plan.memory,
         device: plan.gpu(args.rank).map(str::to_owned),
-        // One host: loopback, whatever is configured for others.
-        network: crate::network::Network::default(),
+        network: plan.network.clone(),
     };
     let endpoints =
         Registry::standard(&settings)?.open(plan.settings.transport, &plan.settings.allow, &settings).await?;
@@ -241,6 +240,8 @@ impl Seat {
     ) -> Result<()> {
         let Self { rank, plan, board, endpoints, .. } = self;
         let schedule = stage.shape.schedule();
+        let readers: Vec<Rank> =
+            (0..schedule.ranks()).filter(|rank| !schedule.legs(*rank).is_empty()).collect();
         let sources: BTreeSet<Rank> = schedule.legs(*rank).iter().map(|leg| leg.source).collect();
         let (mut movers, mut transport, mut set_up) = (BTreeMap::new(), None, set_up);
         for source in sources {
@@ -264,10 +265,8 @@ impl Seat {
             if *rank == 1 && !matches!(stage.shape, Shape::Ring { .. }) {
                 set_up.limits = Some(limits(hop, arena, stage)?);
             }
-            let readers: Vec<Rank> =
-                (0..schedule.ranks()).filter(|rank| !schedule.legs(*rank).is_empty()).collect();
             if let (Some(range), true) = (read.first(), readers.len() > 1) {
-                self.all_ready(at, &readers).await?;
+                self.meet(&names::together(at), &readers).await?;
                 set_up.together = Some(together(hop, *range)?);
             }
             self.empty(stage, arena)?;
@@ -290,6 +289,8 @@ impl Seat {
         let late = |_| Error::new(Kind::Deadline, "bench", format!("not complete within {limit:?}"));
         let report = report.map_err(late)??;
         if !stage.verify {
+            // Hashing takes the GPU from those that still copy.
+            self.meet(&names::arrived(at), &readers).await?;
             check(arena, stage, expected)?;
         }
         let copies = movers.values().filter_map(hop).flat_map(CudaMover::spans).map(|span| Copied {
@@ -301,12 +302,13 @@ impl Seat {
         names::put(&**board, &names::done(at, *rank), &done).await
     }
 
-    /// Waits for every reader to come to the barrier.
-    async fn all_ready(&self, at: (usize, u32), readers: &[Rank]) -> Result<()> {
-        let name = names::together(at);
-        self.board.put(&format!("{name}/{}", self.rank), String::new()).await?;
+    /// Waits at this barrier for every reader.
+    async fn meet(&self, barrier: &str, readers: &[Rank]) -> Result<()> {
+        let settings = &self.plan.settings;
+        let patience = settings.setup_timeout.saturating_add(settings.transfer_timeout);
+        self.board.put(&format!("{barrier}/{}", self.rank), String::new()).await?;
         for reader in readers {
-            self.board.wait(&format!("{name}/{reader}"), self.plan.settings.setup_timeout).await?;
+            self.board.wait(&format!("{barrier}/{reader}"), patience).await?;
         }
         Ok(())
     }

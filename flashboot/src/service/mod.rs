@@ -16,9 +16,8 @@ mod seed;
 mod sources;
 mod standing;
 
-pub(crate) use seat::blocking;
 // What the ranks of a `replicate` do in the same way.
-pub(crate) use seat::{Held, random};
+pub(crate) use seat::{Held, blocking, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
 
 pub use clone::{CloneRequest, Cloned, clone};

@@ -20,7 +20,7 @@ end() {
 }
 
 echo "@started"
-for module in crc32_generic udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe veth; do
+for module in crc32_generic udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe veth llc stp bridge sch_netem; do
     insmod "/modules/$module.ko" || end 120
 done
 ulimit -l unlimited

@@ -10,11 +10,22 @@ use std::{
 };
 
 const GUEST: &str = include_str!("guest.sh");
-const MODULES: [&str; 7] =
-    ["crc32_generic", "udp_tunnel", "ip6_udp_tunnel", "ib_core", "ib_uverbs", "rdma_rxe", "veth"];
+const MODULES: [&str; 11] = [
+    "crc32_generic",
+    "udp_tunnel",
+    "ip6_udp_tunnel",
+    "ib_core",
+    "ib_uverbs",
+    "rdma_rxe",
+    "veth",
+    "llc",
+    "stp",
+    "bridge",
+    "sch_netem",
+];
 /// Programs of the guest's packages.
-const PROGRAMS: [&str; 5] =
-    ["bin/ip", "usr/bin/rdma", "usr/bin/ibv_devinfo", "usr/bin/ib_read_bw", "usr/bin/ib_read_lat"];
+const PROGRAMS: [&str; 6] =
+    ["bin/ip", "sbin/tc", "usr/bin/rdma", "usr/bin/ibv_devinfo", "usr/bin/ib_read_bw", "usr/bin/ib_read_lat"];
 /// libibverbs opens it by what the driver file names.
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so";
 const DRIVER: &str = "etc/libibverbs.d/rxe.driver";

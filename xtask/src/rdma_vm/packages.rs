@@ -13,12 +13,12 @@ use std::{
 };
 
 /// Changed when what is unpacked changes.
-const RECIPE: &[u8] = b"1";
+const RECIPE: &[u8] = b"2";
 /// The generic flavour: the cloud one has no soft-RoCE.
 const KERNEL: &str = "linux-image-amd64";
 const QEMU: &str = "qemu-system-x86";
 /// What the guest's programs are and what they load.
-const GUEST: [&str; 20] = [
+const GUEST: [&str; 21] = [
     "busybox-static",
     "ibverbs-providers",
     "ibverbs-utils",
@@ -36,6 +36,7 @@ const GUEST: [&str; 20] = [
     "libpci3",
     "librdmacm1",
     "libudev1",
+    "libxtables12",
     "libzstd1",
     "perftest",
     "zlib1g",
@@ -43,13 +44,17 @@ const GUEST: [&str; 20] = [
 /// For the test that compares our structures with the headers.
 const HEADERS: &str = "libibverbs-dev";
 /// What of the kernel's 400 MB is taken out.
-const KERNEL_PARTS: [&str; 6] = [
+const KERNEL_PARTS: [&str; 10] = [
     "./boot/vmlinuz-*",
     "./lib/modules/*/kernel/crypto/crc32*",
     "./lib/modules/*/kernel/drivers/infiniband/*",
     "./lib/modules/*/kernel/drivers/net/veth.ko",
+    "./lib/modules/*/kernel/net/802/stp.ko",
+    "./lib/modules/*/kernel/net/bridge/bridge.ko",
     "./lib/modules/*/kernel/net/ipv4/udp_tunnel.ko",
     "./lib/modules/*/kernel/net/ipv6/ip6_udp_tunnel.ko",
+    "./lib/modules/*/kernel/net/llc/llc.ko",
+    "./lib/modules/*/kernel/net/sched/sch_netem.ko",
 ];
 
 /// The unpacked packages.

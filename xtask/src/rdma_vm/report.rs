@@ -93,9 +93,10 @@ pub(crate) fn write_bench(workspace: &Workspace, parts: &[Part]) -> Result<()> {
          cores that run both programs. The ratio says that our way of posting READs and taking completions keeps such a NIC as\n\
          busy as perftest's does, and costs it no more of the cores. What a real NIC does, whose limit is the wire, it does not\n\
          say: that was not measured.\n\n\
-         Counters of the last run: {counters}. In every run of the tests `reads_are_as_designed` holds them: 16 MiB in\n\
-         messages of 256 KiB are 64 READs, at most 16 of them in flight; each signalled one makes one completion, at most half\n\
-         are signalled; no byte is copied by a core.\n",
+         Counters of the last run: {counters}.\n\
+         In every run of the tests `reads_are_as_designed` holds them: 16 MiB in messages of 256 KiB are 64 READs, at most 16 of\n\
+         them in flight; each signalled one makes one completion, at most half are signalled. No core copies a byte:\n\
+         `no_core_touches_the_payload` takes both ends' pages away from the process while they are read.\n",
         date.trim(),
         rows.join("\n"),
     );

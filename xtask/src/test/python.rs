@@ -18,6 +18,8 @@ const LOCK: &str = "xtask/python/requirements.lock";
 pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
 /// `make_parallel_references.py OUTDIR` makes models and their shards under transformers' tensor parallelism.
 const PARALLEL_SCRIPT: &str = "xtask/python/make_parallel_references.py";
+/// `make_split_references.py OUTDIR` makes models and ranks' parts of them, and runs transformers' modules on the parts.
+const SPLIT_SCRIPT: &str = "xtask/python/make_split_references.py";
 /// `make_engine_references.py OUTDIR` makes models and what vLLM's parameter classes load of them.
 const ENGINES_SCRIPT: &str = "xtask/python/make_engine_references.py";
 const ENGINES_LOCK: &str = "xtask/python/engines.lock";
@@ -43,6 +45,11 @@ pub(crate) fn reference_models(workspace: &Workspace, python: &Path) -> Result<P
 /// The same of the models that transformers shards.
 pub(crate) fn parallel_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
     made_by(workspace, python, PARALLEL_SCRIPT, "parallel", None)
+}
+
+/// The same of the parts that were proved by running them.
+pub(crate) fn split_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    made_by(workspace, python, SPLIT_SCRIPT, "parts", None)
 }
 
 /// The same of the parameters that vLLM loads. Its packages lie in a folder of their own, beside the environment.

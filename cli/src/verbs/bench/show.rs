@@ -223,6 +223,7 @@ fn spreads(report: &Report) -> String {
         ("slowest copy", Side::Right),
         ("idle", Side::Right),
         ("with hash", Side::Right),
+        ("first to last", Side::Right),
         ("with set-up", Side::Right),
     ];
     if report.nccl.is_some() {
@@ -247,6 +248,7 @@ fn spreads(report: &Report) -> String {
             maybe(slowest),
             percent(stage.idle),
             percent(stage.idle_gpu),
+            percent(stage.idle_whole),
             time(stage.total_ms),
         ];
         if report.nccl.is_some() {
@@ -261,6 +263,7 @@ fn spreads(report: &Report) -> String {
     }
     let key = "raw: one copy of everything by rank 1 alone; raw together: one copy of what a rank reads while all the others \
                copy too;\nideal: the schedule's steps at that pace while all copy, quicker while fewer do; idle: a link without a copy while \
-               every hop on it is at work,\nwith hash: and without one between its copy and the end of its hash\n";
+               every hop on it is at work,\nwith hash: and without one between its copy and the end of its hash, first to last: without a copy from the first \
+               one to the last,\nhowever few hops are at work\n";
     format!("{}\n{key}", table.render())
 }

@@ -1,15 +1,17 @@
 //! Whether two models are the same, tensor by tensor: checkpoints, images, or one of each. How the tensors are
-//! spread over files, and in what order, makes no difference.
+//! spread over files, and in what order, makes no difference; nor does how an image cut them for its ranks, unless both
+//! are images of one layout: those are compared rank by rank.
+
+mod side;
 
 use crate::direct::zeroes;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::inspect::Opened;
-use crate::open::{Checkpoint, OpenOptions};
-use crate::source::Source;
+use crate::open::OpenOptions;
 use crate::verify::{VerifyOptions, verify};
 use flashboot_core::{BLOCK, Dtype};
-use std::collections::BTreeMap;
+use side::{Entry, Side, as_model};
 use std::path::Path;
 
 /// At most this many differences are listed.
@@ -34,7 +36,7 @@ pub struct DiffReport {
 /// One tensor that is not the same.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Difference {
-    /// Its name; of an image of several ranks with the rank before it.
+    /// Its name; where images of several ranks are compared rank by rank with the rank before it.
     pub tensor: String,
     /// What differs.
     #[serde(flatten)]
@@ -74,7 +76,8 @@ pub enum DifferenceKind {
 /// [`Error::BadBlock`], no difference, and never equal.
 pub fn diff(a: &Path, b: &Path, options: &OpenOptions) -> Result<DiffReport> {
     let (a, b) = (Opened::open(a, options)?, Opened::open(b, options)?);
-    let (side_a, side_b) = (Side::new(&a)?, Side::new(&b)?);
+    let (model_a, model_b) = (as_model(&a, &b)?, as_model(&b, &a)?);
+    let (side_a, side_b) = (Side::new(&a, model_a.as_ref())?, Side::new(&b, model_b.as_ref())?);
     let mut report = DiffReport {
         equal: true,
         differences: Vec::new(),
@@ -134,67 +137,6 @@ impl DiffReport {
     }
 }
 
-struct Entry<'t> {
-    dtype: Dtype,
-    shape: &'t [u64],
-    file: usize,
-    at: u64,
-    bytes: u64,
-}
-
-/// One of the two: every name, aliases included, and the files that hold the bytes.
-struct Side<'t> {
-    entries: BTreeMap<String, Entry<'t>>,
-    files: Vec<Source>,
-}
-
-impl<'t> Side<'t> {
-    fn new(opened: &'t Opened) -> Result<Self> {
-        match opened {
-            Opened::Checkpoint(checkpoint) => Self::of_checkpoint(checkpoint),
-            Opened::Image(image) => Self::of_image(image),
-        }
-    }
-
-    fn of_checkpoint(checkpoint: &'t Checkpoint) -> Result<Self> {
-        let files = checkpoint.shards().iter().map(|s| s.reopen()).collect::<Result<Vec<_>>>()?;
-        let (tensors, shards) = (checkpoint.tensors(), checkpoint.shards());
-        let entry = |number| {
-            let t = tensors.at(number)?;
-            let at = shards.get(t.shard)?.data_start().saturating_add(t.begin);
-            Some(Entry { dtype: t.dtype, shape: t.shape, file: t.shard, at, bytes: t.bytes })
-        };
-        let own = (0..tensors.len()).filter_map(|n| Some((tensors.at(n)?.name.to_owned(), entry(n)?)));
-        let aliases = checkpoint.aliases().iter().filter_map(|(alias, n)| Some((alias.clone(), entry(*n)?)));
-        Ok(Self { entries: own.chain(aliases).collect(), files })
-    }
-
-    fn of_image(image: &'t Image) -> Result<Self> {
-        let (mut entries, mut files) = (BTreeMap::new(), Vec::new());
-        for rank in image.files() {
-            let (file, table) = (files.len(), &rank.table);
-            files.push(Source::open(&rank.path)?);
-            let prefix =
-                if image.ranks().len() > 1 { format!("{}/", rank.coordinate) } else { String::new() };
-            let own = (0..table.len()).filter_map(|n| table.at(n).map(|t| (t.name, n)));
-            let aliases = table.aliases().iter().map(|(alias, n)| (alias.as_str(), *n));
-            for (name, number) in own.chain(aliases) {
-                let Some(t) = table.at(number) else { continue };
-                let entry = Entry { dtype: t.dtype, shape: t.shape, file, at: t.offset, bytes: t.bytes };
-                entries.insert(format!("{prefix}{name}"), entry);
-            }
-        }
-        Ok(Self { entries, files })
-    }
-
-    fn read(&self, entry: &Entry<'_>, from: u64, into: &mut [u8]) -> Result<()> {
-        match self.files.get(entry.file) {
-            Some(file) => file.read_at(entry.at.saturating_add(from), into),
-            None => Err(Error::NotAnImage { path: Path::new("").into(), detail: "no such file".into() }),
-        }
-    }
-}
-
 fn compare(a: &Side<'_>, one: &Entry<'_>, b: &Side<'_>, other: &Entry<'_>) -> Result<Option<DifferenceKind>> {
     if one.dtype != other.dtype {
         return Ok(Some(DifferenceKind::Dtype { a: one.dtype, b: other.dtype }));
@@ -204,9 +146,7 @@ fn compare(a: &Side<'_>, one: &Entry<'_>, b: &Side<'_>, other: &Entry<'_>) -> Re
     }
     // One dtype and one shape are one length.
     let len = usize::try_from(one.bytes).unwrap_or(PIECE).min(PIECE);
-    let buffer = |side: &Side<'_>, entry: &Entry<'_>| {
-        zeroes(side.files.get(entry.file).map_or(Path::new(""), |file| &file.path), len)
-    };
+    let buffer = |side: &Side<'_>, entry: &Entry<'_>| zeroes(side.path(entry), len);
     let (mut left, mut right) = (buffer(a, one)?, buffer(b, other)?);
     let mut at = 0;
     while at < one.bytes {

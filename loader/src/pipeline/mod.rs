@@ -1,0 +1,77 @@
+//! From a source into an arena at its offsets: what is missing is produced unit by unit on several threads, verified where it
+//! lies, and marked.
+//!
+//! Into host memory a unit is produced in place, and hashed piece by piece while the next pieces are being read. Into a GPU's
+//! it is produced in a pinned window and copied on one of two streams while the worker's other window is being filled; it
+//! is verified on the GPU. Nothing is copied twice on the device.
+
+mod filling;
+mod gpu;
+mod hashing;
+mod host;
+mod phases;
+mod push;
+mod workers;
+
+pub use filling::Filling;
+pub use phases::{Phase, Phases, PhasesMs};
+pub use push::push;
+
+use crate::{
+    budget::Budget,
+    io::{Each, Io, IoConfig, Lane},
+};
+use flashboot_core::{ByteRange, ByteSize, Result};
+use flashboot_cuda::CudaArena;
+use std::time::Duration;
+
+/// How an arena is filled.
+#[derive(Debug, Clone)]
+pub struct FillConfig {
+    /// How files are read.
+    pub io: Io,
+    /// Threads that produce; at least one works.
+    pub threads: usize,
+    /// Bytes of one pinned window, of two a thread; rounded down to whole blocks, at least one.
+    pub window: ByteSize,
+    /// Bytes of pinned windows that may be in flight: threads beyond it do not start.
+    pub budget: Budget,
+    /// The longest a thread waits for its windows.
+    pub patience: Duration,
+}
+
+impl FillConfig {
+    /// Two threads more than cores, so that a disk stays busy while cores hash, at most 16; windows of 32 MiB, which copy at nearly
+    /// the link's rate; a budget of [`Budget::DEFAULT`].
+    ///
+    /// # Errors
+    /// [`Io::new`]'s.
+    pub fn new(io: &IoConfig) -> Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            io: Io::new(io)?,
+            threads: cores.saturating_add(2).min(16),
+            window: ByteSize::mib(32),
+            budget: Budget::new(Budget::DEFAULT),
+            patience: Duration::from_secs(60),
+        })
+    }
+}
+
+/// What an arena's bytes come from.
+pub trait Producer: Sync {
+    /// Fills `into`, which is `unit` of the payload, and hands finished pieces to `each` where they come one by one: counted
+    /// from the unit's first byte. Called from several threads at once, for units that do not overlap.
+    fn produce(&self, lane: &mut Lane, unit: ByteRange, into: &mut [u8], each: &mut Each<'_>) -> Result<()>;
+}
+
+/// Fills what is missing of `filling`; the bytes that were. Blocks.
+///
+/// # Errors
+/// The first failure of any thread; what was verified until then stays marked.
+pub fn fill(filling: &Filling, producer: &dyn Producer, config: &FillConfig, phases: &Phases) -> Result<u64> {
+    match CudaArena::from_arena(filling.arena()) {
+        Some(arena) => gpu::fill(filling, &arena, producer, config, phases),
+        None => host::fill(filling, producer, config, phases),
+    }
+}

@@ -1,0 +1,236 @@
+//! Copies: one at a time at each reader, in the order in which they were asked for, at the rate that its flow has.
+
+use super::{
+    Event, HopId, Id, World, nanos,
+    node::{Copying, Job},
+};
+use crate::Span;
+use flashboot_core::{ChunkRef, PeerId, replica::Event as Told};
+use std::collections::VecDeque;
+
+/// Whose turn it is on a GPU whose members take turns.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turn {
+    of: Option<Id>,
+    last: Option<Id>,
+    waiting: VecDeque<Id>,
+}
+
+impl World<'_> {
+    /// Asks for a copy. Its start runs beside the copies before it.
+    pub(super) fn pull(&mut self, id: Id, hop: HopId, chunk: ChunkRef) {
+        let now = self.queue.now();
+        let Some(h) = self.hops.get_mut(hop as usize) else { return };
+        let ready = now + h.start;
+        let turns = self.profile.gpu.turn_us.is_some();
+        if !std::mem::replace(&mut h.reads, true) && !turns {
+            self.fabric.begin(h.flow);
+        }
+        let dead = !self.nodes.get(h.source as usize).is_some_and(|from| from.alive);
+        let Some(node) = self.nodes.get_mut(id as usize) else { return };
+        let job = Job { hop, chunk, ready };
+        if dead {
+            node.broken.push(job);
+            return;
+        }
+        node.queue.push_back(job);
+        if turns {
+            // Only what can begin stands in line for the GPU.
+            self.queue.push(ready, Event::Ready(id));
+        } else {
+            self.next_copy(id);
+        }
+    }
+
+    /// Begins the next copy of `id`, if none is under way.
+    pub(super) fn next_copy(&mut self, id: Id) {
+        let now = self.queue.now();
+        let Some(node) = self.nodes.get(id as usize) else { return };
+        let (None, Some(job)) = (node.copying, node.queue.front().copied()) else { return };
+        let Some(hop) = self.hop(job.hop).copied() else { return };
+        let bytes = job.chunk.range.len();
+        let (mut begins, mut tail) = (now.max(job.ready), 0);
+        if let Some(turn) = self.profile.gpu.turn_us {
+            if job.ready > now {
+                return;
+            }
+            let Some(change) = self.takes_turn(id) else { return };
+            begins += if change { nanos(turn) } else { 0 };
+            // The hash needs the same memory, and has it to itself.
+            tail = self.hash_time(bytes);
+            // Whose turn it is has the GPU's memory to itself.
+            self.fabric.begin(hop.flow);
+        }
+        let began = begins + self.cost_of(&hop, job.chunk);
+        let rate = self.fabric.rate(hop.flow);
+        if let Some(node) = self.node(id) {
+            node.queue.pop_front();
+            node.copying = Some(Copying { job, began, since: began, left: bytes as f64, rate, tail });
+        }
+        self.ends(id);
+    }
+
+    /// Gives whether the GPU changes hands; `None` while it is another's turn.
+    fn takes_turn(&mut self, id: Id) -> Option<bool> {
+        let gpu = self.members.get(id as usize)?.gpu;
+        let turn = self.turns.get_mut(gpu as usize)?;
+        match turn.of {
+            None => {
+                turn.of = Some(id);
+                Some(turn.last.replace(id).is_some_and(|last| last != id))
+            }
+            Some(of) => {
+                if of != id && !turn.waiting.contains(&id) {
+                    turn.waiting.push_back(id);
+                }
+                None
+            }
+        }
+    }
+
+    fn ends_turn(&mut self, id: Id) {
+        let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
+        let Some(turn) = self.turns.get_mut(gpu as usize) else { return };
+        if turn.of != Some(id) {
+            return;
+        }
+        turn.of = None;
+        // Whoever waited comes first, and stands in line again if it has more. One whose source died has nothing any more.
+        loop {
+            let Some(turn) = self.turns.get_mut(gpu as usize).filter(|turn| turn.of.is_none()) else {
+                return;
+            };
+            let Some(next) = turn.waiting.pop_front() else { return };
+            self.next_copy(next);
+        }
+    }
+
+    /// Says when the copy under way ends, at the rate that it has now; without a rate it does not.
+    fn ends(&mut self, id: Id) {
+        let Some(node) = self.nodes.get_mut(id as usize) else { return };
+        let Some(copying) = node.copying else { return };
+        node.version = node.version.wrapping_add(1);
+        if copying.rate > 0.0 {
+            let at = copying.since + (copying.left / copying.rate * 1e9).ceil() as u64 + copying.tail;
+            self.queue.push(at, Event::Copied(id, node.version));
+        }
+    }
+
+    /// Rates changed: copies under way go on at the new ones.
+    pub(super) fn settle(&mut self) {
+        let now = self.queue.now();
+        let changed = self.fabric.settle();
+        #[cfg(test)]
+        assert_eq!(self.fabric.overfull(), [], "at {now}");
+        for flow in changed {
+            let Some(hop) = self.hop_of.get(flow as usize).copied() else { continue };
+            let Some(reader) = self.hop(hop).map(|hop| hop.reader) else { continue };
+            let rate = self.fabric.rate(flow);
+            let Some(copying) = self.node(reader).and_then(|node| node.copying.as_mut()) else { continue };
+            if copying.job.hop != hop {
+                continue;
+            }
+            if now > copying.since {
+                let went = (now - copying.since) as f64 * copying.rate / 1e9;
+                (copying.left, copying.since) = ((copying.left - went).max(0.0), now);
+            }
+            copying.rate = rate;
+            self.ends(reader);
+        }
+    }
+
+    pub(super) fn copied(&mut self, id: Id, version: u32) {
+        let now = self.queue.now();
+        let Some(node) = self.node(id) else { return };
+        if node.version != version {
+            return;
+        }
+        let Some(copying) = node.copying.take() else { return };
+        let bytes = copying.job.chunk.range.len();
+        self.bytes += bytes;
+        let hop = self.hop(copying.job.hop).copied();
+        for link in hop.map_or(&[][..], |hop| self.fabric.links_of(hop.flow)) {
+            let link = *link as usize;
+            if self.carried.len() <= link {
+                self.carried.resize(link + 1, 0);
+            }
+            if let Some(carried) = self.carried.get_mut(link) {
+                *carried += bytes;
+            }
+        }
+        if self.scenario.spans {
+            self.spanned(id, &copying, now);
+        }
+        let turns = self.profile.gpu.turn_us.is_some();
+        if turns {
+            if let Some(hop) = hop {
+                self.fabric.end(hop.flow);
+            }
+            self.ends_turn(id);
+        }
+        self.next_copy(id);
+        let hash = if turns { 0 } else { self.hash_time(bytes) };
+        if hash == 0 {
+            self.landed(id, copying.job);
+            return;
+        }
+        let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
+        let Some(until) = self.hashing.get_mut(gpu as usize) else { return };
+        *until = now.max(*until) + hash;
+        self.queue.push(*until, Event::Hashed(id));
+        if let Some(node) = self.node(id) {
+            node.hashing.push_back(copying.job);
+        }
+    }
+
+    pub(super) fn hashed(&mut self, id: Id) {
+        let job = self.node(id).and_then(|node| node.hashing.pop_front());
+        if let Some(job) = job {
+            self.landed(id, job);
+        }
+    }
+
+    fn landed(&mut self, id: Id, job: Job) {
+        let Some(source) = self.hop(job.hop).map(|hop| PeerId(u64::from(hop.source))) else { return };
+        self.told.push_back((id, Told::Verified { source, chunk: job.chunk }));
+    }
+
+    /// Nanoseconds of hashing `bytes`; 0 where nothing is verified.
+    fn hash_time(&self, bytes: u64) -> u64 {
+        let rate = self.profile.gpu.hash.filter(|_| self.scenario.verify);
+        rate.map_or(0, |rate| (bytes as f64 / rate * 1e9).ceil() as u64)
+    }
+
+    /// Takes the copies of `hop` at `id` off its list, the one under way too: they are for `broken`.
+    pub(super) fn break_copies(&mut self, id: Id, hop: HopId) {
+        let Some(node) = self.nodes.get_mut(id as usize) else { return };
+        let of = |job: &Job| job.hop == hop;
+        node.broken.extend(node.queue.iter().copied().filter(of));
+        node.queue.retain(|job| !of(job));
+        if let Some(copying) = node.copying.filter(|copying| of(&copying.job)) {
+            node.broken.push(copying.job);
+            node.copying = None;
+            node.version = node.version.wrapping_add(1);
+            if let (Some(_), Some(hop)) = (self.profile.gpu.turn_us, self.hop(hop).copied()) {
+                self.fabric.end(hop.flow);
+            }
+            self.ends_turn(id);
+        }
+        self.next_copy(id);
+    }
+
+    fn spanned(&mut self, id: Id, copying: &Copying, now: u64) {
+        let of = |id: Id| self.members.get(id as usize);
+        let (Some(hop), Some(member)) = (self.hop(copying.job.hop), of(id)) else { return };
+        let Some(clone) = member.clone else { return };
+        let span = Span {
+            clone,
+            rank: member.rank,
+            source: of(hop.source).and_then(|member| member.clone),
+            chunk: copying.job.chunk.index,
+            from_ms: copying.began as f64 / 1e6,
+            to_ms: now as f64 / 1e6,
+        };
+        self.spans.push(span);
+    }
+}
