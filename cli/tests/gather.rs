@@ -123,7 +123,7 @@ fn a_lost_nodes_shard_is_read_again_by_its_successor_and_the_rest_complete() {
         }
     };
     std::thread::scope(|scope| {
-        ["ipc", "tcp"].into_iter().for_each(|transport| drop(scope.spawn(move || over(transport))))
+        ["ipc", "tcp"].into_iter().for_each(|transport| drop(scope.spawn(move || over(transport))));
     });
 }
 

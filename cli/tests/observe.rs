@@ -68,7 +68,7 @@ fn a_fleet_shows_what_it_does_and_is_ready_once_it_is_verified() {
 
     let mut command =
         fleet.member(&["seed", text(&fleet.image), "--model", "tiny", "--rate", "40MB", "--http", &seed_at]);
-    command.env("FLASHBOOT_LOG__LEVEL", "warn,flashboot_rendezvous=info");
+    command.env("FLASHBOOT_LOG__LEVEL", "info");
     let mut seed = Proc::start(command);
     let said = seed.object();
     assert_eq!(get(&seed_at, "/readyz"), (200, "ready\n".into()));

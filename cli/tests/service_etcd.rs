@@ -10,7 +10,7 @@ use common::fleet::{Fleet, Proc};
 use etcd_server::EtcdServer;
 use rustix::process::Signal;
 use serde_json::Value;
-use std::{thread, time::Duration};
+use std::{net::TcpListener, thread, time::Duration};
 
 /// So slow that things can happen in the middle: five blocks take some two seconds.
 const SLOW: [&str; 2] = ["--rate", "40MB"];
@@ -94,4 +94,31 @@ fn with_an_etcd_no_process_but_the_members_is_needed_and_a_clone_takes_the_seeds
     let (code, said) = fleet.place.json(&args);
     assert_eq!((code, &said["error"]["kind"]), (1, &"unavailable".into()), "{said}");
     assert!(said["error"]["remedy"].as_str().unwrap().contains("start a seed"), "{said}");
+}
+
+#[test]
+fn a_leader_that_slept_through_its_lease_answers_nothing_that_was_asked_meanwhile() {
+    let etcd = EtcdServer::start();
+    let address = etcd.address("sleepy");
+    let mut fleet = Fleet::at("ipc", |_| address.clone());
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let lead = ["rendezvous", "--listen", &at, "--store", &address, "--lease", "4s", "--json"];
+    let sleepy = Proc::start(fleet.place.flashboot(&lead));
+    let known = |fleet: &Fleet| fleet.place.json(&["status", "--rendezvous", &at]).0 == 0;
+    while !known(&fleet) {}
+    let _seed = fleet.seed(&[]);
+    sleepy.signal(Signal::STOP);
+    // Asked of who sleeps: it is taken by the kernel, and lies there.
+    let asks = ["status", "--rendezvous", &at, "--json"];
+    let first = Proc::start(fleet.place.flashboot(&asks));
+    fleet.until("the seed took its place, and knows itself", |members| members.len() == 1);
+    drop(first);
+    let mut second = Proc::start(fleet.place.flashboot(&asks));
+    thread::sleep(Duration::from_millis(500));
+    sleepy.signal(Signal::CONT);
+    let said = second.object();
+    assert!(said["members"].is_null() && said["error"]["kind"].is_string(), "{said}");
+    assert!(!known(&fleet), "it stands back");
+    let mut clone = fleet.clone(&["--leave"]);
+    fleet.check(&mut clone);
 }

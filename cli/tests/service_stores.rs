@@ -54,7 +54,7 @@ fn what_is_no_store_is_refused_by_name() {
     assert_eq!(code, Some(2));
     assert!(said.contains("neither tcp:// nor etcd:// nor dir:"), "{said}");
     let (code, said) = usage(&["rendezvous", "--store", "127.0.0.1:7400"]);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(said.contains("no store that names one"), "{said}");
     let nobody = ["status", "--rendezvous", "dir:/nonexistent/place"];
     let (code, said) = fleet.place.json(&nobody);

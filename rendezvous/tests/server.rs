@@ -1,31 +1,22 @@
-//! Server, client and membership over real sockets: a store that goes away and comes back, bad clients, what both
-//! sides are told.
+//! Server and client over real sockets: bad clients, other releases, certificates and tokens, and what both sides are told.
+//! What every store must do beside is in `suite`.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs)]
 
 mod sim;
+mod suite;
 
 use flashboot_channel::{
     Channel, Dial, Endpoint, Liveness, Purpose, Security, SecurityConfig, TlsPolicy, dial,
 };
 use flashboot_core::Kind;
 use flashboot_rendezvous::{
-    Client, Loss, Membership, Server, ServerConfig, fetch_manifest, find,
-    protocol::{
-        Cause, Content, Greeting, Hello, Reason, Registration, Role, Rules, Status, Wanted, decode, encode,
-    },
+    Client, Server, ServerConfig,
+    protocol::{Greeting, Hello, Reason, Role, decode, encode},
     status,
 };
-use std::{
-    fs,
-    net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
+use suite::{SECOND, join, rules, said, until};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::oneshot, task::JoinHandle};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 struct Up {
     endpoint: Endpoint,
@@ -55,111 +46,12 @@ impl Up {
     }
 }
 
-fn rules() -> Rules {
-    Rules { lease: 2 * SECOND, ..Rules::default() }
-}
-
 fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-fn manifest() -> Arc<Vec<u8>> {
-    Arc::new((0..200_000u32).map(|i| (i % 251) as u8).collect())
-}
-
-fn content() -> Content {
-    let manifest = manifest();
-    let hash = blake3::hash(&manifest).to_hex().to_string();
-    Content { manifest: hash, manifest_bytes: manifest.len() as u64, ..sim::content(0) }
-}
-
-fn said(word: u64, role: Role) -> Registration {
-    sim::registration(word, role, content(), 1)
-}
-
 fn client(endpoint: &Endpoint) -> Arc<Client> {
     Arc::new(Client::new(endpoint.clone(), Security::default()))
-}
-
-async fn join(client: &Arc<Client>, said: Registration) -> flashboot_core::Result<Membership> {
-    Membership::join(Arc::clone(client), said, manifest(), 5 * SECOND).await
-}
-
-/// The status, once it is as wanted.
-async fn until(client: &Client, wanted: impl Fn(&Status) -> bool) -> Status {
-    let began = Instant::now();
-    loop {
-        let found = status(client).await;
-        match found {
-            Ok(found) if wanted(&found) => return found,
-            other => assert!(began.elapsed() < 20 * SECOND, "not within 20 s, but {other:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-fn wanted() -> Wanted {
-    Wanted { image: None, model: Some("model-0".into()), revision: None, rank: None }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_clone_finds_the_image_its_manifest_and_its_source() {
-    let up = Up::at(loopback(), &Security::default()).await;
-    let client = client(&up.endpoint);
-    let none = find(&client, &wanted(), Duration::ZERO).await.unwrap_err();
-    assert_eq!(none.kind(), Kind::Unavailable, "{none}");
-    let seed = join(&client, said(1, Role::Seed)).await.unwrap();
-    let found = find(&client, &wanted(), SECOND).await.unwrap();
-    assert_eq!(found, content());
-    assert_eq!(fetch_manifest(&client, &found, SECOND).await.unwrap(), *manifest());
-    let clone = join(&client, said(2, Role::Clone)).await.unwrap();
-    assert_eq!(clone.upstream(), Some(said(1, Role::Seed).member));
-    assert_eq!(clone.holder(clone.upstream().unwrap()).unwrap().locators, said(1, Role::Seed).locators);
-    clone.complete();
-    let status = until(&client, |s| s.members[1].holds == sim::CHUNKS).await;
-    assert_eq!((status.members[1].upstream, status.members[0].readers.len()), (None, 0));
-    seed.leave(SECOND).await;
-    until(&client, |s| s.members.len() == 1).await;
-    up.down().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_comes_back_loses_nobody_and_is_done_without_meanwhile() {
-    let up = Up::at(loopback(), &Security::default()).await;
-    let client = client(&up.endpoint);
-    let seed = join(&client, said(1, Role::Seed)).await.unwrap();
-    let other = join(&client, said(2, Role::Seed)).await.unwrap();
-    let clone = join(&client, said(3, Role::Clone)).await.unwrap();
-    clone.progress(5);
-    let first = clone.upstream().unwrap();
-    let at = up.down().await;
-    // Alone, it finds the other of the two.
-    let loss = Loss { source: first, cause: Cause::Lost };
-    let next = clone.lost(loss, 5 * SECOND).await.unwrap();
-    assert_ne!(next, first);
-    let up = Up::at(at, &Security::default()).await;
-    let status = until(&client, |s| s.members.len() == 3).await;
-    let of = |word| {
-        let id = said(word, Role::Seed).member;
-        status.members.iter().find(move |m| m.member == id).unwrap()
-    };
-    assert_eq!((of(3).upstream, of(3).holds), (Some(next), 5), "what it found by itself stands");
-    assert_eq!((of(1).holds, of(2).holds), (sim::CHUNKS, sim::CHUNKS));
-    assert_eq!(fetch_manifest(&client, &content(), 5 * SECOND).await.unwrap(), *manifest());
-    assert!(seed.evicted().is_none() && other.evicted().is_none());
-    up.down().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_member_that_is_silent_is_forgotten_within_a_lease_or_so() {
-    let up = Up::at(loopback(), &Security::default()).await;
-    let client = client(&up.endpoint);
-    let seed = join(&client, said(1, Role::Seed)).await.unwrap();
-    tokio::time::sleep(3 * SECOND).await;
-    assert_eq!(status(&client).await.unwrap().members.len(), 1, "renewed");
-    drop(seed);
-    until(&client, |s| s.members.is_empty()).await;
-    up.down().await;
 }
 
 async fn raw(endpoint: &Endpoint) -> Channel {

@@ -17,6 +17,8 @@ use flashboot_rendezvous::{
     store::{Address, EtcdConfig, Post, Store, open, stand},
 };
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -213,4 +215,47 @@ async fn off_loopback_an_etcd_is_spoken_to_by_tls_or_not_at_all() {
     let half = EtcdConfig { certificate: Some("c".into()), ..EtcdConfig::default() };
     let local: Address = "etcd://127.0.0.1:1".parse().unwrap();
     assert_eq!(open(&local, &half).unwrap_err().kind(), Kind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_tls_an_etcd_is_known_by_its_authority_and_knows_us_by_our_certificate() {
+    let dir = tempfile::tempdir().unwrap();
+    let pem = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    };
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let (certificate, key) = (pem("cert", made.cert.pem()), pem("key", made.signing_key.serialize_pem()));
+    let etcd = EtcdServer::with(Some([certificate.clone(), certificate.clone(), key.clone()]));
+    let address: Address = etcd.address("fleet").parse().unwrap();
+    let config = EtcdConfig {
+        ca: Some(certificate.clone()),
+        certificate: Some(certificate),
+        key: Some(key.clone()),
+        ..EtcdConfig::default()
+    };
+    let here = "127.0.0.1:7400".parse().unwrap();
+    let store = open(&address, &config).unwrap();
+    let began = Instant::now();
+    let term = loop {
+        match store.take(&here, 5 * SECOND).await {
+            Ok(term) => break term.unwrap(),
+            // It elects itself first.
+            Err(error) => assert!(began.elapsed() < LIMIT, "{error}"),
+        }
+    };
+    assert_eq!(store.find(SECOND).await.unwrap(), here);
+    // Neither who shows no certificate, nor in clear, nor with another authority.
+    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let other = EtcdConfig { ca: Some(pem("other", other.cert.pem())), ..config.clone() };
+    let silent = EtcdConfig { certificate: None, key: None, ..config.clone() };
+    for config in [other, silent, EtcdConfig::default()] {
+        let refused = open(&address, &config).unwrap().find(SECOND).await;
+        assert!(refused.is_err(), "{config:?}");
+    }
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(open(&address, &config).unwrap().find(SECOND).await.unwrap_err().kind(), Kind::Permission);
+    term.resign().await;
 }

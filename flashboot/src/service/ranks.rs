@@ -56,7 +56,7 @@ pub async fn clone_ranks(
         done = all(&request, ranks, &client_) => done?,
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
-    held.iter().for_each(|(_, _, watched)| watched.ready());
+    held.iter().for_each(|member| member.watched.ready());
     told(&cloned);
     let lease = Rules::default().lease;
     let standing = if request.leave {
@@ -71,20 +71,20 @@ pub async fn clone_ranks(
         tokio::select! {
             () = &mut stop => break None,
             () = sleep(Duration::from_millis(500)) => {
-                if let Some(error) = held.iter().find_map(|(membership, ..)| membership.evicted()) {
+                if let Some(error) = held.iter().find_map(|member| member.membership.evicted()) {
                     break Some(error);
                 }
             }
         }
     };
-    held.iter().for_each(|(_, _, watched)| watched.draining());
-    let gone = held.into_iter().map(|(membership, (opened, held), watched)| {
+    let gone = held.into_iter().map(|Member { membership, kept: (opened, held), watched }| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
+        watched.draining();
         async move {
             if let Ok(membership) = Arc::try_unwrap(membership) {
                 seat.go(&client, membership, held).await;
             }
-            drop((opened, watched));
+            drop(opened);
         }
     });
     join_all(gone).await;
@@ -94,7 +94,13 @@ pub async fn clone_ranks(
     evicted.map_or(Ok(()), Err)
 }
 
-type Member = (Arc<Membership>, Kept, Arc<Watched>);
+/// One rank's clone, as long as it serves.
+struct Member {
+    membership: Arc<Membership>,
+    kept: Kept,
+    watched: Arc<Watched>,
+}
+
 type All = (ClonedRanks, Vec<Member>);
 
 async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) -> Result<All> {
@@ -113,7 +119,6 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         every.into_iter().filter(|name| ranks.is_empty() || ranks.contains(name)).collect();
     let replicate = &request.seat.config.replicate;
     let devices = resolve_devices(&replicate.device, replicate.setup_timeout).await?;
-    let trace = new_trace()?;
     let one = |(number, name): (usize, &String)| {
         let mut one = request.clone();
         one.wanted =
@@ -126,19 +131,19 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
             // A later member of a name replaces an earlier: each rank has its own.
             node.push_str(&format!("/{name}"));
         }
-        let (watched, trace) = (Arc::new(one.seat.observed.begin("clone")), trace.clone());
         async move {
             // A connection each: one that waits keeps nobody else waiting.
             let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
-            let (cloned, membership, kept) = read(&one, &own, &watched, trace).await?;
-            Ok::<_, Error>((cloned, (membership, kept, watched)))
+            let watched = Arc::new(one.seat.observed.begin("clone"));
+            let (cloned, membership, kept) = read(&one, &own, &watched, new_trace()?).await?;
+            Ok::<_, Error>((cloned, Member { membership, kept, watched }))
         }
     };
     let done = try_join_all(names.iter().enumerate().map(one)).await?;
     let ready = began.elapsed();
     if let Some(path) = &request.output {
         let arenas: Vec<_> =
-            names.into_iter().zip(done.iter().map(|(_, member)| Arc::clone(&member.1.1.arena))).collect();
+            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.1.arena))).collect();
         let path = path.clone();
         blocking(move || {
             commit(&path, |dir| {
@@ -149,13 +154,8 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         })
         .await?;
     }
-    let mut reports = Vec::new();
-    let mut held = Vec::new();
-    for (cloned, member) in done {
-        reports.push(cloned);
-        held.push(member);
-    }
-    let bytes = reports.iter().map(|cloned| cloned.bytes).sum();
+    let (reports, held): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    let bytes = reports.iter().map(|cloned: &Cloned| cloned.bytes).sum();
     Ok((ClonedRanks { image, bytes, ready_ms: ready.as_secs_f64() * 1e3, ranks: reports }, held))
 }
 

@@ -1,8 +1,9 @@
 //! Who reads from whom: whom a clone may be given, and what its plan says.
 
 use super::{
+    links::Load,
     member::{Holder, MemberId, Plan},
-    placement::{Candidate, Link, choose, distance},
+    placement::{Candidate, choose, distance},
     service::{Member, Service},
 };
 use flashboot_core::TransportName;
@@ -14,7 +15,9 @@ const DEEPEST: usize = 100_000;
 const ANCESTORS: usize = 16;
 const HOLDERS: usize = 24;
 /// Of how many holders the nearest are named.
-const LOOKED_AT: usize = 1024;
+const LOOKED_AT: usize = 256;
+/// Among so many all are looked at for the best source; among more, [`some`](super::links::Links::some).
+const FEW: usize = 256;
 
 impl Service {
     /// `id` and whom it reads from, and so on up.
@@ -32,15 +35,16 @@ impl Service {
         above == below || self.line(below).any(|(id, m)| id == above || m.upstream == Some(above))
     }
 
-    /// How many members are above each in the group; of those only that a holder of everything feeds, without `reader`
+    /// How many members are above each of `members`; of those only that a holder of everything feeds, without `reader`
     /// between them.
-    fn depths(&self, group: u64, reader: MemberId) -> BTreeMap<MemberId, u32> {
-        let mut known = BTreeMap::<MemberId, Option<u32>>::new();
+    fn depths(&self, members: impl Iterator<Item = MemberId>, reader: MemberId) -> BTreeMap<MemberId, u32> {
+        let mut known = HashMap::<MemberId, Option<u32>>::new();
         known.insert(reader, None);
-        let members = self.groups.get(&group).map(|g| &g.members);
-        for id in members.into_iter().flatten() {
+        let mut asked = Vec::new();
+        for id in members {
+            asked.push(id);
             let mut path = Vec::new();
-            let mut at = *id;
+            let mut at = id;
             let found = loop {
                 if let Some(depth) = known.get(&at) {
                     break *depth;
@@ -60,7 +64,7 @@ impl Service {
                 known.insert(id, depth);
             }
         }
-        known.into_iter().filter_map(|(id, depth)| Some((id, depth?))).collect()
+        asked.into_iter().filter_map(|id| Some((id, (*known.get(&id)?)?))).collect()
     }
 
     /// Gives `id` a source, where there is one.
@@ -73,28 +77,31 @@ impl Service {
         self.fed(chosen, id);
         self.changed(group, |_| ());
         self.counted(id);
+        self.relink(id);
     }
 
     /// The best source of `id`; `strict` leaves out those whose time of doubt is not over.
     fn candidate(&self, id: MemberId, strict: bool) -> Option<MemberId> {
         let member = self.members.get(&id)?;
-        let depths = self.depths(member.group, id);
-        let mut at_member = HashMap::<MemberId, (u32, [u32; 2])>::new();
-        let mut at_host = HashMap::<&str, u32>::new();
-        for (reader, m) in &self.members {
-            let Some(source) = m.upstream.and_then(|up| self.members.get(&up)) else { continue };
-            // Nor does one that somebody lost and nobody has heard of since.
-            if *reader == id || m.silent() {
-                continue;
-            }
-            let (readers, [local, nvlink]) = at_member.entry(source.said.member).or_default();
-            *readers += 1;
-            match distance(&m.said.place, &source.said.place).link() {
-                Link::Local => *local += 1,
-                Link::Nvlink => *nvlink += 1,
-                Link::Network => *at_host.entry(&source.said.place.host).or_default() += 1,
+        let group = self.groups.get(&member.group)?;
+        if group.members.len() > FEW {
+            let some = self.links.some(member.group, &member.said.place, &group.complete);
+            if let Some(chosen) = self.best(id, member, some.into_iter(), strict) {
+                return Some(chosen);
             }
         }
+        self.best(id, member, group.members.iter().copied(), strict)
+    }
+
+    /// The best of `among`.
+    fn best(
+        &self,
+        id: MemberId,
+        member: &Member,
+        among: impl Iterator<Item = MemberId>,
+        strict: bool,
+    ) -> Option<MemberId> {
+        let depths = self.depths(among, id);
         let now = self.now;
         let candidates: Vec<_> = depths
             .into_iter()
@@ -108,8 +115,8 @@ impl Service {
                 !avoided && !m.silent() && !doubted && reaches(member, m)
             })
             .map(|(other, depth, m)| {
-                let (readers, [local, nvlink]) = at_member.get(&other).copied().unwrap_or_default();
-                let network = at_host.get(m.said.place.host.as_str()).copied().unwrap_or_default();
+                let Load { readers, local, nvlink } = self.links.load(other);
+                let network = self.links.network(&m.said.place.host);
                 Candidate {
                     member: other,
                     place: &m.said.place,
@@ -133,7 +140,8 @@ impl Service {
         let group = self.groups.get(&member.group)?;
         let mut holders: Vec<Holder> =
             self.line(id).skip(1).take(ANCESTORS).map(|(id, m)| holder(id, m)).collect();
-        let others = group.complete.iter().filter_map(|id| Some((*id, self.members.get(id)?)));
+        let others = group.complete.iter().take(LOOKED_AT);
+        let others = others.filter_map(|id| Some((*id, self.members.get(id)?)));
         let mut others: Vec<_> = others
             .filter(|(other, m)| {
                 *other != id
@@ -142,7 +150,6 @@ impl Service {
                     && reaches(member, m)
             })
             .collect();
-        others.truncate(LOOKED_AT);
         others.sort_by_key(|(_, m)| (distance(&member.said.place, &m.said.place), m.order));
         let room = HOLDERS.saturating_sub(holders.len());
         holders.extend(others.into_iter().take(room).map(|(id, m)| holder(id, m)));
@@ -152,7 +159,7 @@ impl Service {
 
 impl Member {
     /// Silent since somebody lost it: it may be dead.
-    fn silent(&self) -> bool {
+    pub(super) fn silent(&self) -> bool {
         self.doubts > 0 && self.renewed <= self.doubted_at
     }
 }

@@ -119,6 +119,7 @@ impl Service {
             readers: VecDeque::new(),
         };
         self.members.insert(id, member);
+        self.came(id);
         self.changed(group, |group| {
             group.members.insert(id);
         });

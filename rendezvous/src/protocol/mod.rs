@@ -15,6 +15,7 @@
 mod check;
 mod graph;
 mod join;
+mod links;
 mod manifest;
 mod member;
 mod message;

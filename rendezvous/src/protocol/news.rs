@@ -11,9 +11,11 @@ impl Service {
     /// A sign of life, with what came along.
     pub(super) fn heard(&mut self, id: MemberId, holds: u64, (upstream, epoch): (Option<MemberId>, u32)) {
         let (now, lease) = (self.now, self.rules.lease);
-        // Whoever would read from one that reads from it keeps what is known of it.
-        let adopted = upstream.filter(|up| !self.is_above(id, *up));
+        // Only then it is believed whom it reads from. Whoever would read from one that reads from it keeps what is known of it.
+        let newer = self.members.get(&id).is_some_and(|member| epoch > member.epoch);
+        let adopted = upstream.filter(|up| newer && !self.is_above(id, *up));
         let Some(member) = self.members.get_mut(&id) else { return };
+        let silent = member.silent();
         member.renewed = now;
         member.lease_until = now.saturating_add(lease);
         let before = (member.complete(), member.upstream);
@@ -26,7 +28,7 @@ impl Service {
             member.reported = (now, holds);
         }
         member.said.holds = holds;
-        if epoch > member.epoch {
+        if newer {
             member.epoch = epoch;
             member.upstream = adopted;
         }
@@ -40,6 +42,9 @@ impl Service {
             }
             self.changed(group, |_| ());
             self.counted(id);
+        }
+        if silent || before.1 != self.members.get(&id).and_then(|m| m.upstream) {
+            self.relink(id);
         }
     }
 
@@ -97,6 +102,8 @@ impl Service {
             }
             self.changed(group, |_| ());
             self.counted(id);
+            self.relink(id);
+            self.relink(source);
         }
         Ok(self.registered(id))
     }

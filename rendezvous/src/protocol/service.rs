@@ -6,6 +6,7 @@
 //! tell it again: an answer [`Reason::UnknownMember`] asks for that.
 
 use super::{
+    links::Links,
     manifest::Manifests,
     member::{Content, MemberId, Reader, Registration, Role},
     message::{Answer, Request},
@@ -91,6 +92,7 @@ pub struct Service {
     /// Who left, and when that is forgotten.
     pub(super) gone: BTreeMap<MemberId, Duration>,
     rings: Rings,
+    pub(super) links: Links,
     next: u64,
     looked: Duration,
 }
@@ -108,6 +110,7 @@ impl Service {
             flaps: BTreeMap::new(),
             gone: BTreeMap::new(),
             rings: Rings::default(),
+            links: Links::default(),
             next: 1,
             looked: Duration::ZERO,
         }
@@ -150,6 +153,7 @@ impl Service {
         }
         self.looked = self.now;
         debug_assert!(self.agrees(), "who holds everything is miscounted");
+        debug_assert!(self.links_agree(), "who reads over which link is miscounted");
         let silent: Vec<_> =
             self.members.iter().filter(|(_, m)| m.lease_until <= self.now).map(|(id, _)| *id).collect();
         for member in silent {
@@ -168,6 +172,7 @@ impl Service {
 
     pub(super) fn forget(&mut self, id: MemberId, lost: bool) {
         let Some(member) = self.members.remove(&id) else { return };
+        self.went(id, &member);
         if let Some(group) = self.groups.get_mut(&member.group) {
             group.members.remove(&id);
             group.complete.remove(&id);
