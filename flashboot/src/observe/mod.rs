@@ -1,6 +1,6 @@
 //! What a long-running process lets others see of it: metrics, whether it lives, whether it is ready, what it holds.
 //!
-//! [`Observed`] is what the process knows of itself; whoever does the work tells it, and nothing waits for it. [`serve`](http::serve)
+//! [`Observed`] is what the process knows of itself; whoever does the work tells it, and nothing waits for it. [`serve`]
 //! shows it by HTTP where `http.listen` says so. *Ready* is said of a data plane that is verified: every member of the process holds all of its
 //! content, every block of it compared, and serves it; a service is ready once it listens, or stands by.
 //!
