@@ -4,18 +4,17 @@
 //! are better for `pack_vs_cp` and `verify_vs_bound`, below 1 for `inspect_vs_serde_json`. The directory must be
 //! on a real disk with three times N free. The binary runs itself again to measure memory.
 
+mod measure;
+
 use flashboot_checkpoint::{
     Checkpoint, Image, OpenOptions, PackOptions, VerifyOptions, inspect, pack, verify,
 };
-use std::collections::HashMap;
+use measure::{Failure, fill, median, parse_plain, peak, print_peak, seconds, settle, shard_name};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
-
-type Failure = Box<dyn std::error::Error>;
 
 const SHARDS: u64 = 8;
 
@@ -105,26 +104,6 @@ fn measure(work: &Path, settings: &Settings) -> Result<serde_json::Value, Failur
     Ok(found.into())
 }
 
-fn seconds(run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
-    let begun = Instant::now();
-    run()?;
-    Ok(begun.elapsed().as_secs_f64())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Peak resident bytes of a child that runs `what`.
-fn peak(what: &str, path: &Path) -> Result<u64, Failure> {
-    let output = Command::new(std::env::current_exe()?).args(["--child", what]).arg(path).output()?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
-}
-
 fn child(what: &str, path: &str) -> Result<(), Failure> {
     let path = Path::new(path);
     match what {
@@ -138,11 +117,7 @@ fn child(what: &str, path: &str) -> Result<(), Failure> {
         }
         other => return Err(format!("no child {other}").into()),
     }
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    println!("{}", kib * 1024);
-    Ok(())
+    print_peak()
 }
 
 // Packing and verifying -------------------------------------------------------------------------------------
@@ -160,14 +135,7 @@ fn pack_and_verify(
     let (mut cp, mut packs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=settings.rounds {
         settle();
-        let copied = seconds(|| {
-            let status = Command::new("cp").arg("--reflink=never").arg(&model).arg(&copy).status()?;
-            if !status.success() {
-                return Err("cp failed".into());
-            }
-            Ok(File::open(&copy)?.sync_all()?)
-        })?;
-        std::fs::remove_file(&copy)?;
+        let copied = measure::copy(&model, &copy)?;
         settle();
         let packed = seconds(|| Ok(pack(&checkpoint, &image, &options, &()).map(drop)?))?;
         if round < settings.rounds {
@@ -193,11 +161,6 @@ fn pack_and_verify(
     std::fs::remove_dir_all(&image)?;
     std::fs::remove_file(&model)?;
     Ok(())
-}
-
-/// Lets the disk finish what it was given before, so that no measurement pays for another's writes.
-fn settle() {
-    rustix::fs::sync();
 }
 
 fn verifying(
@@ -306,18 +269,7 @@ fn write_model(path: &Path, bytes: u64) -> Result<(), Failure> {
     let header = header(tensors.iter().map(|(name, size)| (name.as_str(), vec![*size], *size)));
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
-    let mut noise = vec![0; 1 << 20];
-    let mut xof = blake3::Hasher::new().finalize_xof();
-    let mut left = total;
-    while left > 0 {
-        let now = left.min(noise.len() as u64);
-        let part = noise.get_mut(..usize::try_from(now)?).unwrap_or_default();
-        xof.fill(part);
-        out.write_all(part)?;
-        left -= now;
-    }
-    out.into_inner()?.sync_all()?;
-    Ok(())
+    fill(out.into_inner()?, total)
 }
 
 fn header<'a>(tensors: impl Iterator<Item = (&'a str, Vec<u64>, u64)>) -> String {
@@ -338,15 +290,6 @@ fn header<'a>(tensors: impl Iterator<Item = (&'a str, Vec<u64>, u64)>) -> String
 
 // Inspecting ------------------------------------------------------------------------------------------------
 
-/// What a plain serde_json reader makes of one tensor.
-#[derive(serde::Deserialize)]
-#[expect(dead_code, reason = "parsed, never looked at")]
-struct Plain {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
-}
-
 fn inspecting(
     work: &Path,
     settings: &Settings,
@@ -354,7 +297,7 @@ fn inspecting(
 ) -> Result<(), Failure> {
     let dir = work.join("many");
     let header_bytes = write_many(&dir, settings.tensors)?;
-    let files: Vec<PathBuf> = (0..SHARDS).map(|i| dir.join(shard_name(i))).collect();
+    let files: Vec<PathBuf> = (0..SHARDS).map(|i| dir.join(shard_name(i, SHARDS))).collect();
     let (mut plain, mut ours, mut ratios) = (vec![], vec![], vec![]);
     for round in 0..=settings.rounds {
         let alone = seconds(|| {
@@ -362,7 +305,7 @@ fn inspecting(
             for file in &files {
                 let bytes = std::fs::read(file)?;
                 let json = header_of(&bytes).ok_or("a header is cut")?;
-                parsed.push(parse_plain(json)?);
+                parsed.push(parse_plain(&without_metadata(json)?)?);
             }
             Ok(())
         })?;
@@ -395,15 +338,11 @@ fn header_of(bytes: &[u8]) -> Option<&[u8]> {
     rest.get(..usize::try_from(u64::from_le_bytes(*prefix)).ok()?)
 }
 
-fn parse_plain(json: &[u8]) -> Result<HashMap<String, Plain>, Failure> {
+/// The metadata has another form: taken off in front, as it is written first.
+fn without_metadata(json: &[u8]) -> Result<String, Failure> {
     let json = std::str::from_utf8(json)?;
-    // The metadata has another form: taken off in front, as it is written first.
     let tensors = json.split_once("},").map_or(json, |(_, tensors)| tensors);
-    Ok(serde_json::from_str(&format!("{{{tensors}"))?)
-}
-
-fn shard_name(i: u64) -> String {
-    format!("model-{:05}-of-{SHARDS:05}.safetensors", i + 1)
+    Ok(format!("{{{tensors}"))
 }
 
 /// Shards of empty-handed tensors: real headers and an index, one byte of data a tensor.
@@ -419,11 +358,11 @@ fn write_many(dir: &Path, tensors: u64) -> Result<u64, Failure> {
             .collect();
         for (i, name) in names.iter().enumerate() {
             let comma = if shard == 0 && i == 0 { "" } else { "," };
-            write!(index, "{comma}\"{name}\":\"{}\"", shard_name(shard))?;
+            write!(index, "{comma}\"{name}\":\"{}\"", shard_name(shard, SHARDS))?;
         }
         let text = header(names.iter().map(|name| (name.as_str(), vec![1, 1], 1)));
         header_bytes += text.len() as u64;
-        let mut out = BufWriter::new(File::create(dir.join(shard_name(shard)))?);
+        let mut out = BufWriter::new(File::create(dir.join(shard_name(shard, SHARDS)))?);
         out.write_all(&(text.len() as u64).to_le_bytes())?;
         out.write_all(text.as_bytes())?;
         out.write_all(&vec![0; usize::try_from(end - first)?])?;

@@ -3,19 +3,18 @@
 //! `bench_layouts [--dir DIR] [--bytes N] [--tensors N] [--rounds N]`; medians, all in one run. The directory must be on a real
 //! disk with four times N free. The binary runs itself again to measure memory.
 
+mod measure;
+
 use flashboot_checkpoint::{
     Checkpoint, CostOptions, LayoutOptions, OpenOptions, PackOptions, Parallel, Slicing, pack, pack_ranks,
     plan,
 };
-use std::collections::HashMap;
+use measure::{Failure, copy, fill, median, parse_plain, peak, print_peak, seconds, settle, shard_name};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::Instant;
-
-type Failure = Box<dyn std::error::Error>;
+use std::process::ExitCode;
 
 const SHARDS: u64 = 48;
 const CONFIG: &str = r#"{"model_type":"deepseek_v4","n_routed_experts":384}"#;
@@ -47,7 +46,7 @@ fn run() -> Result<(), Failure> {
             "--bytes" => settings.bytes = value.parse()?,
             "--tensors" => settings.tensors = value.parse()?,
             "--rounds" => settings.rounds = value.parse()?,
-            "--child" => return child(Path::new(&value)),
+            "--child" => return child(Path::new(&args.next().unwrap_or_default())),
             _ => return Err(format!("unknown flag {flag}").into()),
         }
     }
@@ -77,7 +76,7 @@ fn measure(work: &Path, settings: &Settings) -> Result<serde_json::Value, Failur
         all / 1e9,
         one / 1e9
     );
-    let peak = peak(&work.join("model"))? as f64 / f64::from(1 << 20);
+    let peak = peak("pack", &work.join("model"))? as f64 / f64::from(1 << 20);
     std::fs::remove_dir_all(work.join("model"))?;
     let (columns, of) = columns(work, settings)?;
     let columns_how = format!(
@@ -93,17 +92,6 @@ fn measure(work: &Path, settings: &Settings) -> Result<serde_json::Value, Failur
     ] }))
 }
 
-fn seconds(run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
-    let begun = Instant::now();
-    run()?;
-    Ok(begun.elapsed().as_secs_f64())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 fn layout(tp: u32) -> LayoutOptions {
     let parallel = Parallel { tp, ..Parallel::default() };
     LayoutOptions { parallel, slicing: Some(Slicing::All), ..LayoutOptions::default() }
@@ -114,15 +102,6 @@ fn open(path: &Path) -> Result<Checkpoint, Failure> {
 }
 
 // Planning ---------------------------------------------------------------------------------------------------
-
-/// Parsed as plain serde_json parses a header.
-#[derive(serde::Deserialize)]
-#[expect(dead_code, reason = "parsed, never looked at")]
-struct Plain {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
-}
 
 fn planning(work: &Path, settings: &Settings) -> Result<(f64, f64, u64), Failure> {
     let dir = work.join("many");
@@ -140,9 +119,9 @@ fn planning(work: &Path, settings: &Settings) -> Result<(f64, f64, u64), Failure
                 total += 6;
             }
         }
-        header.write(&dir.join(shard_name(shard)))?;
+        header.write(&dir.join(shard_name(shard, SHARDS)))?;
     }
-    let files: Vec<PathBuf> = (0..SHARDS).map(|i| dir.join(shard_name(i))).collect();
+    let files: Vec<PathBuf> = (0..SHARDS).map(|i| dir.join(shard_name(i, SHARDS))).collect();
     let (mut plain, mut ratios) = (vec![], vec![]);
     for round in 0..=settings.rounds {
         let alone = seconds(|| {
@@ -153,8 +132,7 @@ fn planning(work: &Path, settings: &Settings) -> Result<(f64, f64, u64), Failure
                 file.read_exact_at(&mut prefix, 0)?;
                 let mut json = vec![0; usize::try_from(u64::from_le_bytes(prefix))?];
                 file.read_exact_at(&mut json, 8)?;
-                let parsed: HashMap<String, Plain> = serde_json::from_slice(&json)?;
-                std::hint::black_box(parsed);
+                std::hint::black_box(parse_plain(std::str::from_utf8(&json)?)?);
             }
             Ok(())
         })?;
@@ -169,10 +147,6 @@ fn planning(work: &Path, settings: &Settings) -> Result<(f64, f64, u64), Failure
     }
     std::fs::remove_dir_all(dir)?;
     Ok((median(&mut ratios), median(&mut plain), total))
-}
-
-fn shard_name(i: u64) -> String {
-    format!("model-{:05}-of-{SHARDS:05}.safetensors", i + 1)
 }
 
 #[derive(Default)]
@@ -213,28 +187,6 @@ impl Header {
 }
 
 // Packing ----------------------------------------------------------------------------------------------------
-
-/// Fills what follows the header with bytes that no file system makes smaller.
-fn fill(file: File, bytes: u64) -> Result<(), Failure> {
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    let mut noise = vec![0; 1 << 20];
-    let mut xof = blake3::Hasher::new().finalize_xof();
-    let mut left = bytes;
-    while left > 0 {
-        let now = left.min(noise.len() as u64);
-        let part = noise.get_mut(..usize::try_from(now)?).unwrap_or_default();
-        xof.fill(part);
-        out.write_all(part)?;
-        left -= now;
-    }
-    out.into_inner()?.sync_all()?;
-    Ok(())
-}
-
-/// Lets the disk finish what it was given before, so that no measurement pays for another's writes.
-fn settle() {
-    rustix::fs::sync();
-}
 
 /// Time per byte written over eight ranks against one; and bytes per second of both.
 fn packing(work: &Path, settings: &Settings) -> Result<(f64, f64, f64), Failure> {
@@ -287,18 +239,11 @@ fn columns(work: &Path, settings: &Settings) -> Result<(f64, f64), Failure> {
     let source = dir.join("model.safetensors");
     fill(header.write(&source)?, bytes)?;
     let checkpoint = open(&dir)?;
-    let (image, copy) = (work.join("image"), work.join("copy"));
+    let (image, copied_to) = (work.join("image"), work.join("copy"));
     let (mut rates, mut ratios) = (vec![], vec![]);
     for round in 0..=settings.rounds {
         settle();
-        let copied = seconds(|| {
-            let status = Command::new("cp").arg("--reflink=never").arg(&source).arg(&copy).status()?;
-            if !status.success() {
-                return Err("cp failed".into());
-            }
-            Ok(File::open(&copy)?.sync_all()?)
-        })?;
-        std::fs::remove_file(&copy)?;
+        let copied = copy(&source, &copied_to)?;
         settle();
         let split = seconds(|| {
             Ok(pack_ranks(&checkpoint, &image, &layout(8), &PackOptions::default(), &()).map(drop)?)
@@ -314,22 +259,9 @@ fn columns(work: &Path, settings: &Settings) -> Result<(f64, f64), Failure> {
 
 // Memory -----------------------------------------------------------------------------------------------------
 
-/// Peak resident bytes of a child that packs `model` for eight ranks.
-fn peak(model: &Path) -> Result<u64, Failure> {
-    let output = Command::new(std::env::current_exe()?).arg("--child").arg(model).output()?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
-}
-
 fn child(model: &Path) -> Result<(), Failure> {
     let dest = model.with_extension("image");
     pack_ranks(&open(model)?, &dest, &layout(8), &PackOptions::default(), &())?;
     std::fs::remove_dir_all(dest)?;
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    println!("{}", kib * 1024);
-    Ok(())
+    print_peak()
 }

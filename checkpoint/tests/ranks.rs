@@ -222,13 +222,15 @@ fn an_engines_parameters_are_put_together_and_padded() {
         let w13: Vec<u8> =
             own.clone().flat_map(|e| [half(e, "gate_proj"), half(e, "up_proj")].concat()).collect();
         assert!(
-            held(&image, rank, "model.layers.2.mlp.experts.w13_weight") == (vec![4, 48, 32], w13),
+            held(&image, rank, "model.layers.2.mlp.experts.routed_experts.w13_weight")
+                == (vec![4, 48, 32], w13),
             "{rank}"
         );
         let w2: Vec<u8> =
             own.flat_map(|e| columns(&model, &name(e, "down_proj"), part * 24, part * 24 + 24)).collect();
         assert!(
-            held(&image, rank, "model.layers.2.mlp.experts.w2_weight") == (vec![4, 32, 24], w2),
+            held(&image, rank, "model.layers.2.mlp.experts.routed_experts.w2_weight")
+                == (vec![4, 32, 24], w2),
             "{rank}"
         );
         // 50 rows of vocabulary are padded to 64: the last rank has two of its own.
@@ -254,7 +256,7 @@ fn a_map_of_experts_says_which_slot_each_is_in() {
     for (layer, ep, slots) in
         [(0, 0, vec![3, 0, 1]), (0, 1, vec![2, 3, 0]), (3, 0, vec![2, 1]), (3, 1, vec![0, 3])]
     {
-        let name = format!("model.layers.{layer}.mlp.experts.w2_weight");
+        let name = format!("model.layers.{layer}.mlp.experts.routed_experts.w2_weight");
         let down = |e: &u64| {
             model.find(&format!("model.layers.{layer}.mlp.experts.{e}.down_proj.weight")).bytes.clone()
         };

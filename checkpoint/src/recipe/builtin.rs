@@ -13,15 +13,19 @@ families! { "llama" "qwen3_moe" "mixtral" "deepseek_v3" "gpt_oss" "deepseek_v4" 
 
 /// Whose cuts for which target were compared with what nobody here wrote: transformers' own tensor parallelism
 /// (`checkpoint/tests/parallel_reference.rs`), the outputs of its modules run on each rank's part
-/// (`checkpoint/tests/split_reference.rs`), and for `deepseek_v4` the published table of what each rank reads and keeps
+/// (`checkpoint/tests/split_reference.rs`), the engines' own loaders (`checkpoint/tests/engine_reference.rs`), and for `deepseek_v4` the published table of what each rank reads and keeps
 /// (`checkpoint/tests/seed_table.rs`).
 const PROVED: &[(&str, Target)] = &[
     ("llama", Target::Checkpoint),
     ("llama", Target::Transformers),
+    ("llama", Target::Vllm),
+    ("llama", Target::Sglang),
     ("qwen3", Target::Checkpoint),
     ("qwen3", Target::Transformers),
     ("qwen3_moe", Target::Checkpoint),
     ("qwen3_moe", Target::Transformers),
+    ("qwen3_moe", Target::Vllm),
+    ("qwen3_moe", Target::Sglang),
     ("mixtral", Target::Checkpoint),
     ("mixtral", Target::Transformers),
     ("deepseek_v3", Target::Checkpoint),
