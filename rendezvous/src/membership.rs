@@ -3,16 +3,22 @@
 //!
 //! A task of its own renews. Losing a source asks the service first; where nobody answers, the last plan names others.
 
+mod loss;
+mod pulse;
+
+pub use loss::Loss;
+pub use pulse::Pulse;
+
 use crate::{
     client::{AGAIN, Client, passing},
-    protocol::{Answer, Cause, Holder, MemberId, PART, Plan, Reason, Registration, Request},
+    protocol::{Answer, Holder, MemberId, PART, Plan, Reason, Registration, Request},
     readers::Readers,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flashboot_core::{Error, Kind, Result};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::{
@@ -24,17 +30,6 @@ use tracing::{Instrument as _, debug, info, warn};
 
 /// The longest time between two renewals, and how soon the service is tried again at most.
 const SLOWEST: Duration = Duration::from_secs(5);
-/// How long a question waits for the service when there are others to turn to.
-const IMPATIENT: Duration = Duration::from_millis(500);
-
-/// What a lost source leaves to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Loss {
-    /// Who was lost.
-    pub source: MemberId,
-    /// Why.
-    pub cause: Cause,
-}
 
 /// A registered member. Dropping it stops the renewals; the service forgets it a lease later, or at once after
 /// [`leave`](Self::leave).
@@ -71,36 +66,6 @@ struct State {
     reached: bool,
     /// When it last did.
     answered: Instant,
-}
-
-/// A look at a member from elsewhere in its process; it keeps nothing alive.
-#[derive(Debug, Clone)]
-pub struct Pulse(Weak<Shared>);
-
-impl Pulse {
-    fn of<T>(&self, look: impl FnOnce(&State) -> T) -> Option<T> {
-        self.0.upgrade().map(|shared| look(&shared.state()))
-    }
-
-    /// How long ago the service answered; `None` once the membership is gone.
-    pub fn silence(&self) -> Option<Duration> {
-        self.of(|state| state.answered.elapsed())
-    }
-
-    /// Whether the service answered last time.
-    pub fn is_reached(&self) -> bool {
-        self.of(|state| state.reached).unwrap_or(false)
-    }
-
-    /// Whom it reads from.
-    pub fn upstream(&self) -> Option<MemberId> {
-        self.of(|state| state.said.upstream).flatten()
-    }
-
-    /// Why the service will not have it any more, if so.
-    pub fn evicted(&self) -> Option<Error> {
-        self.of(|state| state.evicted.clone()).flatten()
-    }
 }
 
 /// Why a question got no answer of use.
@@ -357,85 +322,6 @@ impl Membership {
             state.said.epoch = state.said.epoch.saturating_add(1);
         }
         self.shared.news.notify_one();
-    }
-
-    /// Another source, within `patience`: what the service says; while it does not answer, one that the last plan named,
-    /// first of all one that holds everything.
-    pub async fn lost(&self, loss: Loss, patience: Duration) -> Option<MemberId> {
-        let until = Instant::now() + patience;
-        let mut source = loss.source;
-        {
-            let mut state = self.shared.state();
-            state.lost.insert(source);
-            if loss.cause == Cause::Refused {
-                state.refused.insert(source);
-            }
-        }
-        loop {
-            let asked = {
-                let state = self.shared.state();
-                let refused = state.refused.contains(&source);
-                Request::Lost {
-                    member: state.said.member,
-                    secret: state.said.secret,
-                    source,
-                    epoch: state.said.epoch,
-                    cause: if refused { Cause::Refused } else { loss.cause },
-                    holds: state.said.holds,
-                }
-            };
-            let answer = timeout(IMPATIENT, self.shared.client.ask(&asked)).await;
-            let wait = match answer {
-                Ok(Ok(Answer::Registered { plan: Some(plan), .. })) => {
-                    let next = plan.upstream;
-                    self.shared.take(plan, true);
-                    if !self.shared.state().refused.contains(&next) {
-                        self.shared.state().lost.remove(&next);
-                        return Some(next);
-                    }
-                    // A service that came back does not know what this one gave us.
-                    source = next;
-                    Duration::ZERO
-                }
-                Ok(Ok(Answer::Wait { retry_ms, .. })) => Duration::from_millis(retry_ms.min(500)),
-                Ok(Ok(Answer::Refused(refusal))) if refusal.reason == Reason::UnknownMember => {
-                    self.shared.state().said.upstream = None;
-                    match self.shared.register().await {
-                        Ok(None) => match self.upstream() {
-                            Some(next) if !self.shared.state().lost.contains(&next) => return Some(next),
-                            Some(next) => {
-                                source = next;
-                                AGAIN
-                            }
-                            None => return None,
-                        },
-                        Ok(Some(wait)) => wait,
-                        Err(_) => AGAIN,
-                    }
-                }
-                Ok(Ok(_)) => return None,
-                Ok(Err(_)) | Err(_) => match self.alone() {
-                    Some(next) => return Some(next),
-                    None => AGAIN,
-                },
-            };
-            if Instant::now() >= until {
-                return None;
-            }
-            sleep(wait).await;
-        }
-    }
-
-    /// The next of the last plan that is not lost: one that holds everything, else the nearest above.
-    fn alone(&self) -> Option<MemberId> {
-        let mut state = self.shared.state();
-        let there = |id: &&MemberId| !state.lost.contains(id) && state.known.contains_key(id);
-        let complete = |id: &&MemberId| state.known.get(id).is_some_and(|h| h.complete);
-        let next = state.order.iter().filter(there).find(complete).or_else(|| state.order.iter().find(there));
-        let next = *next?;
-        state.said.upstream = Some(next);
-        state.said.epoch = state.said.epoch.saturating_add(1);
-        Some(next)
     }
 
     /// Says goodbye; nobody is sent here any more. Best effort, within `patience`.
