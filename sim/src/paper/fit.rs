@@ -86,24 +86,25 @@ fn near(a: Free, b: Free) -> bool {
 fn step(profile: &Profile, mut free: Free) -> Result<Free, Error> {
     let base = quiet(profile);
     // Table 2: 825 to 826 GB/s for one copy, 837 to 839 for all readers of a seed.
-    free.rate = bisect(100e9, 2000e9, |rate| {
+    free.rate = bisect(100e9, 2000e9, HALVINGS, |rate| {
         let wide = Free { rate, egress: f64::max(free.egress, 2.0 * rate), jitter_us: 0.0, ..free };
         Ok(one_copy(&wide.within(&base), 32 << 30)? - 825.5)
     })?;
-    free.egress = bisect(100e9, 2000e9, |egress| {
+    free.egress = bisect(100e9, 2000e9, HALVINGS, |egress| {
         let star = Scenario { topology: Topology::Star, chunk: Chunk::Whole, ..chain(FLASH, 2, DEFAULT) };
         let found = simulate(&Free { egress, jitter_us: 0.0, ..free }.within(&base), &star)?;
         Ok(found.mean_rate() * 2.0 / 1e9 - 838.0)
     })?;
     // Figure 5: 47 GB/s for one copy of 1 MB.
-    free.start_us = bisect(0.0, 200.0, |start_us| {
+    free.start_us = bisect(0.0, 200.0, HALVINGS, |start_us| {
         Ok(one_copy(&Free { start_us, jitter_us: 0.0, ..free }.within(&base), 1 << 20)? - 47.0)
     })?;
     // Figure 18: the head at both ends of the sweep, and the tail at 256 MB.
     let head = |free: Free, mib: u64| mean(&free.within(profile), &chain(FLASH, 8, mib << 20), rate_of(0));
-    free.duplex = bisect(0.3, 1.0, |duplex| Ok(head(Free { duplex, ..free }, 2048)? - 748.0))?;
-    free.chunk_us = bisect(0.0, 100.0, |chunk_us| Ok(head(Free { chunk_us, ..free }, 64)? - 695.0))?;
-    free.jitter_us = bisect(0.0, 100.0, |jitter_us| {
+    free.duplex = bisect(0.3, 1.0, HALVINGS, |duplex| Ok(head(Free { duplex, ..free }, 2048)? - 748.0))?;
+    free.chunk_us =
+        bisect(0.0, 100.0, HALVINGS, |chunk_us| Ok(head(Free { chunk_us, ..free }, 64)? - 695.0))?;
+    free.jitter_us = bisect(0.0, 100.0, HALVINGS, |jitter_us| {
         let tail = mean(&Free { jitter_us, ..free }.within(profile), &chain(FLASH, 8, DEFAULT), last_ms)?;
         Ok(tail - 60.1)
     })?;
@@ -114,10 +115,11 @@ fn step(profile: &Profile, mut free: Free) -> Result<Free, Error> {
 pub(super) fn bisect(
     mut low: f64,
     mut high: f64,
+    halvings: u32,
     f: impl Fn(f64) -> Result<f64, Error>,
 ) -> Result<f64, Error> {
     let rises = f(high)? > f(low)?;
-    for _ in 0..HALVINGS {
+    for _ in 0..halvings {
         let middle = f64::midpoint(low, high);
         if (f(middle)? > 0.0) == rises { high = middle } else { low = middle }
     }
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn a_zero_is_found_whichever_way_it_is_crossed() {
         for sign in [1.0, -1.0] {
-            let found = bisect(0.0, 10.0, |x| Ok(sign * (x * x - 2.0))).unwrap();
+            let found = bisect(0.0, 10.0, HALVINGS, |x| Ok(sign * (x * x - 2.0))).unwrap();
             assert!((found - 2f64.sqrt()).abs() < 1e-5, "{found}");
         }
     }

@@ -255,7 +255,7 @@ fn ablation(profile: &Profile) -> Result<Table, Error> {
         mean(profile, &Scenario { topology, chunk, uneven: spread, ..ring }, mean_rate)
     };
     let wanted = 676.9;
-    let spread = super::fit::bisect(0.0, 0.5, |spread| {
+    let spread = super::fit::bisect(0.0, 0.5, 12, |spread| {
         Ok(at(spread, Topology::Ring, Chunk::Bytes(DEFAULT))? - wanted)
     })?;
     let mut rows = Rows(Vec::new());

@@ -1,7 +1,7 @@
 //! The page: every table, with what the rows mean.
 
-use super::{Free, Row, Table, Wanted, tables};
-use crate::{Error, Profile};
+use super::{Free, Row, Table, Wanted};
+use crate::Profile;
 use std::fmt::Write as _;
 
 const HEAD: &str = "\
@@ -15,23 +15,19 @@ figure as it is. The error is against what was measured, against the nearer end 
 rows without it are reported only. Figures of the paper are those of arXiv 2608.08482; those without a number in its text are not here.
 ";
 
-/// The text of `docs/results/paper.md`.
-///
-/// # Errors
-/// Whatever a simulation fails with.
-pub fn page(gb300: &Profile) -> Result<String, Error> {
+/// The text of `docs/results/paper.md`: `gb300` with its [`tables`](super::tables).
+pub fn page(gb300: &Profile, tables: &[Table]) -> String {
     let mut text = String::from(HEAD);
     if let Some(free) = Free::of(gb300) {
         parameters(&mut text, &free);
     }
-    let tables = tables(gb300)?;
-    summary(&mut text, &tables);
-    for table in &tables {
+    summary(&mut text, tables);
+    for table in tables {
         let _ = write!(text, "\n## {}\n\n{}\n\n", table.title, table.note);
         text += "| where | what | measured | simulated | error | basis | within | |\n|---|---|---|---|---|---|---|---|\n";
         table.rows.iter().for_each(|row| line(&mut text, row));
     }
-    Ok(text)
+    text
 }
 
 fn parameters(text: &mut String, free: &Free) {
