@@ -138,3 +138,19 @@ async fn a_service_behind_a_directory_takes_the_place_of_one_that_died() {
     assert!(up.services[0].0.is_held());
     assert!(seed.evicted().is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_whose_term_is_over_answers_nothing_on_connections_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::bind(config(loopback()), &Security::default()).await.unwrap();
+    let endpoint = server.endpoint().clone();
+    let term = Shared::store(dir.path()).take(&endpoint, suite::SECOND * 30).await.unwrap().unwrap();
+    let client = Client::new(endpoint, Security::default());
+    // It does not know itself that its term is over: nobody tells it to stop.
+    let serving = tokio::spawn(server.fenced(term.fence()).serve(std::future::pending()));
+    flashboot_rendezvous::status(&client).await.unwrap();
+    drop(term);
+    let error = flashboot_rendezvous::status(&client).await.unwrap_err();
+    assert_eq!(error.kind(), flashboot_core::Kind::SourceLost, "{error}");
+    serving.abort();
+}
