@@ -1,7 +1,7 @@
 //! The facade: what configuration means, which transports there are, and how one host replicates an image.
 //!
 //! Owns: [`config`] (plain structs; the faces read files and environment), the [`registry`] of transports, [`doctor`]
-//! (what works here), [`replicate`] (a seed and its clones as processes, or as tasks of the mock), [`service`] (seeds and
+//! (what works here), [`load`] (one rank into memory, from whichever source has it), [`replicate`] (a seed and its clones as processes, or as tasks of the mock), [`service`] (seeds and
 //! clones that come and go), and [`scratch`] (directories that do not outlive their owner for long). Every error it returns is a
 //! [`flashboot_core::Error`].
 //!
@@ -11,6 +11,7 @@
 pub mod bench;
 pub mod config;
 pub mod doctor;
+pub mod load;
 pub mod network;
 pub mod registry;
 pub mod replicate;

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 const MODELS: &str = "reference models";
 const SHARDS: &str = "reference shards";
 const ENGINES: &str = "reference parameters";
+const S3: &str = "an S3 store";
 const DEMO: &str = "demo";
 
 /// Where the tests find the reference models.
@@ -31,6 +32,8 @@ const MODELS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS";
 const SHARDS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
 /// Where they find what vLLM's parameter classes loaded.
 const ENGINES_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_ENGINES";
+/// Where they find an S3 store's packages.
+const S3_VARIABLE: &str = "FLASHBOOT_CONFORMANCE_S3";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -57,7 +60,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         prepare(SHARDS, &mut stages, || python::parallel_references(workspace, needed(python.as_deref())?));
     let engines =
         prepare(ENGINES, &mut stages, || python::engine_references(workspace, needed(python.as_deref())?));
-    let folders = [(MODELS_VARIABLE, models), (SHARDS_VARIABLE, shards), (ENGINES_VARIABLE, engines)];
+    let s3 = prepare(S3, &mut stages, || python::object_store(workspace, needed(python.as_deref())?));
+    let folders = [
+        (MODELS_VARIABLE, models),
+        (SHARDS_VARIABLE, shards),
+        (ENGINES_VARIABLE, engines),
+        (S3_VARIABLE, s3),
+    ];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));

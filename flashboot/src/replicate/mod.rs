@@ -25,7 +25,7 @@ pub(crate) use job::{put, wait};
 pub(crate) use load::{fill, threads};
 pub(crate) use parent::{listen, spawn};
 pub(crate) use peers::{LetGo, who};
-pub(crate) use worker::{die, die_with_parent, host_arena};
+pub(crate) use worker::{die, die_with_parent, host_arena, untouched_arena};
 
 use crate::{
     config::{Choice, Chunk, Devices, Memory, Replicate},

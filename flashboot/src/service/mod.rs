@@ -12,6 +12,8 @@ mod seed;
 mod sources;
 
 pub use clone::{CloneRequest, Cloned, KillAt, clone};
+pub(crate) use clone::{clone_into, look};
+pub(crate) use payload::write as write_payload;
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 

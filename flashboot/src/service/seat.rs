@@ -126,6 +126,11 @@ impl Seat {
             None => host_arena(spec, memory),
         })
         .await?;
+        self.hold_in(opened, arena).await
+    }
+
+    /// The same with an arena that is there already; what is in it is retired.
+    pub(super) async fn hold_in(&self, opened: &Opened, arena: Arc<dyn Arena>) -> Result<Held> {
         let bits = getrandom::u64().map_err(|e| {
             Error::new(Kind::Unavailable, "getrandom", format!("the system gives no random bits: {e}"))
         })?;
