@@ -50,6 +50,7 @@ pub use header::Header;
 pub use image::{
     Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, Kernel, LayoutInfo, Manifest,
     Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage, World,
+    is_image,
 };
 pub use index::Index;
 pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};

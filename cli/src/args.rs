@@ -84,6 +84,8 @@ pub(crate) enum Verb {
     Verify(verbs::verify::VerifyArgs),
     /// Compare two checkpoints or images, tensor by tensor (exit 1 when they differ)
     Diff(verbs::diff::DiffArgs),
+    /// Load one rank into memory: from an image, an object store, other ranks, or a stock checkpoint
+    Load(Box<verbs::load::LoadArgs>),
     /// Start a seed and N clones of an image on this host, and verify every block
     Replicate(Box<verbs::replicate::ReplicateArgs>),
     /// Serve the replication service: who holds what, who reads from whom

@@ -41,7 +41,7 @@ pub use error::CudaError;
 pub use host::{Pinned, Registered};
 pub use import::Import;
 pub use mover::{CudaMover, MoverConfig, NotKnown, SourceAlive, Span};
-pub use nvml::refuse_mig;
+pub use nvml::{GpuProcess, processes, refuse_mig};
 pub use owned::{CudaOwned, Passing};
 pub use stream::{Event, Stream};
 pub use upload::{HostBytes, Upload};

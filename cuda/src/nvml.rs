@@ -5,6 +5,9 @@
 
 mod health;
 mod library;
+mod processes;
+
+pub use processes::{GpuProcess, processes};
 
 use crate::Device;
 use flashboot_core::{Error, Kind, Result};

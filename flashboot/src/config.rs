@@ -8,6 +8,8 @@ use crate::{
     observe::Http,
 };
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
+use flashboot_loader::budget::Budget;
+pub use flashboot_loader::source::SourceKind;
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -21,6 +23,8 @@ pub struct Config {
     pub log: Log,
     /// Arenas in host memory.
     pub memory: Memory,
+    /// Loading.
+    pub load: Load,
     /// Packing and reading checkpoints.
     pub pack: Pack,
     /// Replication.
@@ -95,6 +99,62 @@ pub enum Pages {
     Base,
     /// Huge pages or an error.
     Huge,
+}
+
+/// Loading one rank into memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Load {
+    /// Where it may come from, in order.
+    pub sources: Vec<SourceKind>,
+    /// Which system calls read files.
+    pub engine: ReadEngine,
+    /// Whether files are read past the page cache where they can be.
+    pub direct: bool,
+    /// Bytes in flight: pinned windows, slabs.
+    pub budget: ByteSize,
+    /// Bytes of one pinned window.
+    pub window: ByteSize,
+    /// Bytes of one request to an object store.
+    pub range: ByteSize,
+    /// How often one range of an object is asked for.
+    pub attempts: u32,
+    /// The longest one attempt may take.
+    #[serde(with = "duration")]
+    pub attempt_timeout: Duration,
+    /// Whether objects may be fetched over plain HTTP from another host.
+    pub allow_http: bool,
+}
+
+impl Default for Load {
+    /// Every kind of source in the order of [`SourceKind::ALL`]; direct reads, by io_uring where there is one; 6 GB in flight, windows of
+    /// 16 MiB; objects in ranges of 8 MiB, four attempts of 30 s each.
+    fn default() -> Self {
+        Self {
+            sources: SourceKind::ALL.to_vec(),
+            engine: ReadEngine::Auto,
+            direct: true,
+            budget: Budget::DEFAULT,
+            window: ByteSize::mib(16),
+            range: ByteSize::mib(8),
+            attempts: 4,
+            attempt_timeout: Duration::from_secs(30),
+            allow_http: false,
+        }
+    }
+}
+
+/// Which system calls read files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReadEngine {
+    /// io_uring where it works, pread otherwise.
+    #[default]
+    Auto,
+    /// pread.
+    Pread,
+    /// io_uring or an error.
+    IoUring,
 }
 
 /// Reading and packing checkpoints.

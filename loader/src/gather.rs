@@ -19,6 +19,7 @@ const IN_PLACE: u64 = 256 << 10;
 pub struct Requested {
     needed: AtomicU64,
     requested: AtomicU64,
+    paged: AtomicU64,
 }
 
 impl Requested {
@@ -30,6 +31,11 @@ impl Requested {
     /// Bytes read for them: whole rows where columns are kept.
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
+    }
+
+    /// The same with the pages at both ends of each read: what was asked of the system.
+    pub fn paged(&self) -> u64 {
+        self.paged.load(Ordering::Relaxed)
     }
 }
 
@@ -95,6 +101,7 @@ fn one(
             let (first, rest) = target.split_at_mut(head);
             let (middle, last) = rest.split_at_mut(body);
             let mut at = part.from;
+            counts.paged.fetch_add(part.run, Ordering::Relaxed);
             for piece in [first, middle, last] {
                 let len = piece.len() as u64;
                 if len > 0 {
@@ -117,6 +124,7 @@ fn one(
             format!("{}: bytes up to {} of a file of {}", file.path().display(), step.end, file.len());
         return Err(Error::new(Kind::Corrupt, "pread", detail));
     }
+    counts.paged.fetch_add(whole.min(file.len() - start), Ordering::Relaxed);
     lane.read(file, start, bytes, &mut |_, _| Ok(()))?;
     step.parts.iter().try_for_each(|part| scatter(part, start, bytes, into))
 }

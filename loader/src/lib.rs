@@ -10,6 +10,7 @@
 pub mod budget;
 pub mod gather;
 pub mod io;
+pub mod memlog;
 pub mod pipeline;
 pub mod ranks;
 pub mod slab;

@@ -25,6 +25,7 @@ const MODELS: &str = "reference models";
 const SHARDS: &str = "reference shards";
 const PARTS: &str = "reference parts";
 const ENGINES: &str = "reference parameters";
+const S3: &str = "an S3 store";
 const DEMO: &str = "demo";
 
 /// Where the tests find the reference models.
@@ -35,6 +36,8 @@ const SHARDS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_PARALLEL";
 const PARTS_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_SPLIT";
 /// Where they find what vLLM's parameter classes loaded.
 const ENGINES_VARIABLE: &str = "FLASHBOOT_REFERENCE_MODELS_ENGINES";
+/// Where they find an S3 store's packages.
+const S3_VARIABLE: &str = "FLASHBOOT_CONFORMANCE_S3";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -63,11 +66,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         prepare(PARTS, &mut stages, || python::split_references(workspace, needed(python.as_deref())?));
     let engines =
         prepare(ENGINES, &mut stages, || python::engine_references(workspace, needed(python.as_deref())?));
+    let s3 = prepare(S3, &mut stages, || python::object_store(workspace, needed(python.as_deref())?));
     let folders = [
         (MODELS_VARIABLE, models),
         (SHARDS_VARIABLE, shards),
         (PARTS_VARIABLE, parts),
         (ENGINES_VARIABLE, engines),
+        (S3_VARIABLE, s3),
     ];
     run_tests(workspace, &folders, args.bless_ignored, &mut stages);
     etcd::run(workspace, &mut stages);

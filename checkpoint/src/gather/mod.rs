@@ -126,7 +126,7 @@ impl Gather {
         }
     }
 
-    /// The parts that go to bytes `lo..hi`: as [`within`](Self::within), with the two sides turned round.
+    /// The parts that go to bytes `lo..hi`: at most a piece of a run, whole runs, and a piece of a run.
     pub fn landing_within(self, lo: u64, hi: u64, mut take: impl FnMut(Self)) {
         let turned =
             |g: Self| Self { from: g.at, at: g.from, from_step: g.at_step, at_step: g.from_step, ..g };

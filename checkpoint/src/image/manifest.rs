@@ -22,6 +22,16 @@ pub struct Manifest {
     pub table: RankTable,
 }
 
+impl Metadata {
+    /// Parses the bytes of a `metadata.json` that came from anywhere, and checks them against the id they give.
+    ///
+    /// # Errors
+    /// As [`Manifest::check`].
+    pub fn check(bytes: &[u8]) -> Result<Self> {
+        unseal(Path::new(METADATA), bytes)
+    }
+}
+
 impl Manifest {
     /// The manifest of `rank`, from the image's files. Blocks.
     pub fn read(image: &Image, rank: &RankImage) -> Result<Vec<u8>> {

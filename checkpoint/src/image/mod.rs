@@ -16,7 +16,6 @@ pub(crate) use id::{METADATA, seal};
 pub use manifest::Manifest;
 pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
 pub(crate) use origin::TableOrigin;
-pub(crate) use read::is_image;
-pub use read::{Image, RankImage};
+pub use read::{Image, RankImage, is_image};
 pub use table::{ImageTensor, RankTable, Segment, SourceFile};
 pub(crate) use write::{RowFrom, TableParts, TableRow, write_table};

@@ -155,7 +155,7 @@ fn check_plain(metadata: &Path, field: &'static str, name: &str) -> Result<()> {
 
 /// Whether `dir` holds an image of any version, sound or not. A `metadata.json` that may not be read is an error:
 /// it is not for us to say that there is none.
-pub(crate) fn is_image(dir: &Path) -> Result<bool> {
+pub fn is_image(dir: &Path) -> Result<bool> {
     let source = match Source::open(&dir.join(METADATA)) {
         Ok(source) => source,
         Err(e @ (Error::NotPermitted { .. } | Error::Io { .. })) => return Err(e),

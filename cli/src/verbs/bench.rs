@@ -7,7 +7,7 @@ use crate::{exit::Failure, interrupt, output::Output};
 use clap::{Args, Subcommand};
 use flashboot::{
     bench::{
-        self, Figures, Plan,
+        self, Figures, LoadFigures, Plan,
         nccl::{self, Collective, NcclFigures},
     },
     config::{Choice, Chunk, Config, Devices},
@@ -15,7 +15,7 @@ use flashboot::{
 use flashboot_core::{ByteSize, Error, Kind};
 use plan::{Shapes, Sizes};
 use serde::Serialize;
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 /// How long NCCL's processes may take, import of torch included.
 const NCCL: Duration = Duration::from_secs(300);
@@ -40,6 +40,8 @@ enum What {
     Gather(GatherArgs),
     /// Importing an arena and letting it go, by size, beside the driver's own calls
     Setup(SetupArgs),
+    /// Loading an image or a checkpoint, cold and warm, beside only reading the same files
+    Load(LoadArgs),
 }
 
 /// What every bench takes.
@@ -147,6 +149,17 @@ struct SetupArgs {
     sizes: Sizes,
 }
 
+#[derive(Debug, Args)]
+struct LoadArgs {
+    #[command(flatten)]
+    common: Common,
+    /// An image's directory, or a stock checkpoint of one rank
+    path: PathBuf,
+    /// Which rank image, by name [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    rank: Option<String>,
+}
+
 impl What {
     fn common(&self) -> &Common {
         match self {
@@ -156,6 +169,7 @@ impl What {
             Self::Hash(args) => &args.common,
             Self::Gather(args) => &args.common,
             Self::Setup(args) => &args.common,
+            Self::Load(args) => &args.common,
         }
     }
 
@@ -167,6 +181,7 @@ impl What {
             Self::Hash(_) => "hash",
             Self::Gather(_) => "gather",
             Self::Setup(_) => "setup",
+            Self::Load(_) => "load",
         }
     }
 
@@ -188,6 +203,7 @@ struct Report {
     gpus: Vec<String>,
     stages: Vec<Figures>,
     hashes: Vec<HashFigures>,
+    loads: Vec<LoadFigures>,
     nccl: Option<Vec<NcclFigures>>,
     /// Why there is no NCCL beside it.
     nccl_missing: Option<String>,
@@ -212,12 +228,16 @@ pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<E
 
 async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Report, Failure> {
     let common = args.what.common();
-    let gpus = gpus(common, config).await?;
+    let mut gpus = gpus(common, config).await?;
+    if matches!(args.what, What::Load(_)) && common.device.is_none() {
+        gpus.clear();
+    }
     let mut report = Report {
         bench: args.what.name(),
         gpus: gpus.clone(),
         stages: Vec::new(),
         hashes: Vec::new(),
+        loads: Vec::new(),
         nccl: None,
         nccl_missing: None,
     };
@@ -230,6 +250,13 @@ async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Re
         }
         return Ok(report);
     }
+    if let What::Load(load) = &args.what {
+        let mut config = config.clone();
+        config.replicate.device = common.device.clone().unwrap_or_default();
+        let request = super::load::of_path(&load.path, load.rank.clone(), &config)?;
+        report.loads = bench::load_beside_raw(&request, common.repeats).await?;
+        return Ok(report);
+    }
     let shapes = Shapes { gpus: gpus.len(), repeats: common.repeats };
     let stages = match &args.what {
         What::Copy(args) => shapes.copy(&args.sizes, args.chunk),
@@ -239,7 +266,7 @@ async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Re
         What::Topology(args) => shapes.topologies(args.size.0, &args.clones, args.chunk, !args.no_verify),
         What::Gather(args) => shapes.gather(&args.sizes, args.nodes, args.chunk),
         What::Setup(args) => shapes.setup(&args.sizes),
-        What::Hash(_) => Vec::new(),
+        What::Hash(_) | What::Load(_) => Vec::new(),
     };
     let mut settings = config.replicate.clone();
     settings.transport = common.transport;

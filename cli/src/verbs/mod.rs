@@ -8,6 +8,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod layout;
+pub(crate) mod load;
 pub(crate) mod pack;
 pub(crate) mod plan;
 pub(crate) mod replicate;
@@ -43,6 +44,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Plan(args) => args.reading.overrides(&mut overrides),
         Verb::Inspect(args) => args.reading.overrides(&mut overrides),
         Verb::Diff(args) => args.reading.overrides(&mut overrides),
+        Verb::Load(args) => args.overrides(&mut overrides),
         Verb::Replicate(args) => args.overrides(&mut overrides),
         Verb::Rendezvous(args) => args.overrides(&mut overrides),
         Verb::Seed(args) => args.overrides(&mut overrides),
@@ -66,6 +68,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Inspect(args) => inspect::run(&args, config, output),
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
+        Verb::Load(args) => load::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
         Verb::Rendezvous(args) => service::rendezvous::run(&args, config, output),
         Verb::Seed(args) => service::seed::run(&args, config, output),

@@ -38,7 +38,7 @@ const _: () = assert!(size_of::<Versioned>() == 40);
 
 /// The library, between `nvmlInit` and `nvmlShutdown`.
 #[derive(Debug)]
-pub(super) struct Library(libloading::Library);
+pub(super) struct Library(pub(super) libloading::Library);
 
 impl Library {
     pub(super) fn open() -> Result<Self> {
@@ -152,11 +152,14 @@ fn pointer(device: Handle) -> *mut c_void {
 
 /// # Safety
 /// `T` is the symbol's type.
-unsafe fn symbol<'a, T>(library: &'a libloading::Library, name: &'static str) -> Call<Symbol<'a, T>> {
+pub(super) unsafe fn symbol<'a, T>(
+    library: &'a libloading::Library,
+    name: &'static str,
+) -> Call<Symbol<'a, T>> {
     // SAFETY: the caller's promise.
     unsafe { library.get(name.as_bytes()) }.map_err(|_| Failed { call: name, code: code::FUNCTION_NOT_FOUND })
 }
 
-fn check(call: &'static str, code: u32) -> Call<()> {
+pub(super) fn check(call: &'static str, code: u32) -> Call<()> {
     if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
 }

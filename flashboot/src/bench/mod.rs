@@ -6,6 +6,7 @@
 //! transfer and in the total. Every byte is checked in every repeat: by its hash on arrival, or afterwards.
 
 mod ideal;
+mod load;
 mod names;
 pub mod nccl;
 mod parent;
@@ -13,6 +14,7 @@ mod plan;
 mod result;
 mod worker;
 
+pub use load::{LoadFigures, load_beside_raw};
 pub use parent::run;
 pub use plan::{Plan, Shape, Stage};
 pub use result::{CloneFigures, Copied, Done, Figures, GpuLimits, Measured, Repeat, SetUp, median};

@@ -176,6 +176,11 @@ pub(crate) fn host_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn Aren
     Ok(arena)
 }
 
+/// The same with its memory reserved but not touched: whoever reads into it faults it in while it waits for the disk.
+pub(crate) fn untouched_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn Arena>> {
+    Ok(HostArena::create(spec, &arena_config(memory, 0))?.0)
+}
+
 fn arena_config(memory: Memory, threads: usize) -> HostArenaConfig {
     HostArenaConfig {
         pages: match memory.pages {

@@ -11,7 +11,7 @@ use super::{
 use crate::{config::Chunk, observe::Watched};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
-    BLOCK, Error, Geometry, Kind, Result, ShardId,
+    Arena, BLOCK, ByteRange, Error, Geometry, Kind, Result, ShardId,
     replica::{Assignment, Policy, SourcedLeg},
     schedule::{ChunkCosts, Gate, auto_chunk},
 };
@@ -19,7 +19,7 @@ use flashboot_cuda::CudaArena;
 use flashboot_driver::{Job, Limits, Step, replicate};
 use flashboot_rendezvous::{
     Client, Membership, fetch_manifest, find,
-    protocol::{MemberId, Role, Rules, Wanted},
+    protocol::{Content, MemberId, Role, Rules, Wanted},
     store::Address,
 };
 use serde::Serialize;
@@ -116,7 +116,7 @@ async fn cloned(
     let watched = Arc::new(request.seat.observed.begin("clone"));
     let (client, security) = client(&request.rendezvous, &request.seat.network()).await?;
     let (cloned, membership, held) = tokio::select! {
-        done = read(&request, &client, &watched, trace) => done?,
+        done = read(&request, &client, &watched, trace, None, |_| ()) => done?,
         // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
@@ -155,29 +155,70 @@ async fn cloned(
 /// What a clone keeps as long as it serves.
 pub(super) type Kept = (super::seat::Opened, super::seat::Held);
 
+/// Clones into `arena`; `seen` is told of every range that is verified there. The second future goes, once nobody reads from it
+/// any more: until it has ended the arena can be read by others.
+pub(crate) async fn clone_into(
+    request: CloneRequest,
+    arena: Arc<dyn Arena>,
+    seen: impl FnMut(ByteRange) + Send,
+) -> Result<(Cloned, impl Future<Output = ()> + Send + 'static)> {
+    let watched = Arc::new(request.seat.observed.begin("load"));
+    let (client, _) = client(&request.rendezvous, &request.seat.network()).await?;
+    let (cloned, membership, held) =
+        read(&request, &client, &watched, new_trace()?, Some(arena), seen).await?;
+    let go = async move {
+        if let Ok(membership) = Arc::try_unwrap(membership) {
+            request.seat.go(&client, membership, held.1).await;
+        }
+        drop(held.0);
+    };
+    Ok((cloned, go))
+}
+
+/// What the service has of `request`: the content, and the manifest that proves it.
+pub(crate) async fn look(request: &CloneRequest) -> Result<Manifest> {
+    let (client, _) = client(&request.rendezvous, &request.seat.network()).await?;
+    Ok(proved(&request.wanted, &client, request.seat.patience).await?.1)
+}
+
+async fn proved(
+    wanted: &Wanted,
+    client: &Client,
+    patience: Duration,
+) -> Result<(Content, Manifest, Vec<u8>)> {
+    let content = find(client, wanted, patience).await?;
+    let bytes = fetch_manifest(client, &content, patience).await?;
+    let (image, rank) = (content.image.clone(), content.rank.clone());
+    let (manifest, bytes) = blocking(move || Ok((Manifest::check(&bytes, &image, &rank)?, bytes))).await?;
+    Ok((content, manifest, bytes))
+}
+
 /// Until everything is there, verified and committed.
 pub(super) async fn read(
     request: &CloneRequest,
     client: &Arc<Client>,
     watched: &Arc<Watched>,
     trace: String,
+    into: Option<Arc<dyn Arena>>,
+    mut seen: impl FnMut(ByteRange) + Send,
 ) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
-    let content = find(client, wanted, seat.patience).await?;
-    let bytes = fetch_manifest(client, &content, seat.patience).await?;
-    let (manifest, bytes) = blocking({
-        let content = content.clone();
-        move || Ok((Manifest::check(&bytes, &content.image, &content.rank)?, bytes))
-    })
-    .await?;
+    let (content, manifest, bytes) = proved(wanted, client, seat.patience).await?;
     let digests = manifest.table.digests().clone();
     if digests.payload() != content.bytes {
         let detail = format!("the service says {} bytes, the image {}", content.bytes, digests.payload());
         return Err(Error::new(Kind::Mismatch, "clone", detail).with_peer(client.peer()));
     }
     let opened = seat.open().await?;
-    let held = seat.hold(&opened, content.bytes).await?;
+    let held = match into {
+        Some(arena) if arena.payload() != content.bytes => {
+            let detail = format!("an arena of {} bytes for {}", arena.payload(), content.bytes);
+            return Err(Error::new(Kind::Mismatch, "clone", detail));
+        }
+        Some(arena) => seat.hold_in(&opened, arena).await?,
+        None => seat.hold(&opened, content.bytes).await?,
+    };
     watched.filling(MemberId(held.generation), &content, &trace);
     let said = (Role::Clone, content.clone(), request.expect);
     let membership = Arc::new(seat.join(client, &opened, &held, said, bytes, &trace).await?);
@@ -215,9 +256,13 @@ pub(super) async fn read(
     let mut observer = {
         let (membership, watched, kill) = (Arc::clone(&membership), Arc::clone(watched), request.kill);
         move |step: Step| {
-            if let Step::Published { bytes, .. } = step {
-                membership.progress(bytes);
-                watched.verified(bytes, false);
+            match step {
+                Step::Published { bytes, .. } => {
+                    membership.progress(bytes);
+                    watched.verified(bytes, false);
+                }
+                Step::Verified { chunk, .. } => seen(chunk.range),
+                _ => {}
             }
             kill.iter().for_each(|kill| kill.step(step));
         }

@@ -16,7 +16,9 @@ mod seed;
 mod sources;
 mod standing;
 
-// What the ranks of a `replicate` do in the same way.
+// What the ranks of a `replicate` do in the same way, and a load from a peer.
+pub(crate) use clone::{clone_into, look};
+pub(crate) use payload::write as write_payload;
 pub(crate) use seat::{Held, blocking, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
 

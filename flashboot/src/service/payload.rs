@@ -7,7 +7,7 @@ use std::{fs::File, io::Write as _, path::Path};
 const PIECE: usize = 4 << 20;
 
 /// Writes the whole payload of `arena` to `path`, replacing a file of that name. Blocks.
-pub(super) fn write(arena: &dyn Arena, path: &Path) -> Result<()> {
+pub(crate) fn write(arena: &dyn Arena, path: &Path) -> Result<()> {
     let failed = |op| move |e: std::io::Error| Error::from_io(op, &e, path.display().to_string());
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

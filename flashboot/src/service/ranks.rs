@@ -135,7 +135,7 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
             // A connection each: one that waits keeps nobody else waiting.
             let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
             let watched = Arc::new(one.seat.observed.begin("clone"));
-            let (cloned, membership, kept) = read(&one, &own, &watched, new_trace()?).await?;
+            let (cloned, membership, kept) = read(&one, &own, &watched, new_trace()?, None, |_| ()).await?;
             Ok::<_, Error>((cloned, Member { membership, kept, watched }))
         }
     };

@@ -196,6 +196,11 @@ impl Seat {
             None => host_arena(spec, memory),
         })
         .await?;
+        self.hold_in(opened, arena).await
+    }
+
+    /// The same with an arena that is there already; what is in it is retired.
+    pub(super) async fn hold_in(&self, opened: &Opened, arena: Arc<dyn Arena>) -> Result<Held> {
         let generation = Generation::from_random(random()?);
         arena.begin(generation);
         let exports = opened.endpoints.export(&arena, self.config.replicate.import_timeout).await?;

@@ -42,7 +42,14 @@ impl Lane {
     /// # Errors
     /// [`Buffer::new`]'s.
     pub(crate) fn bounce(&mut self) -> Result<Buffer> {
-        self.bounce.take().map_or_else(|| Buffer::new(BOUNCE), Ok)
+        if let Some(bounce) = self.bounce.take() {
+            return Ok(bounce);
+        }
+        let bounce = Buffer::new(BOUNCE)?;
+        let counts = &self.io.counts;
+        let now = counts.bounce.fetch_add(BOUNCE as u64, Ordering::Relaxed) + BOUNCE as u64;
+        counts.bounce_peak.fetch_max(now, Ordering::Relaxed);
+        Ok(bounce)
     }
 
     /// Keeps a buffer for the next who needs one.
@@ -202,6 +209,14 @@ impl Lane {
 
     fn count(&self, which: impl Fn(&super::Counts) -> &AtomicU64, n: usize) {
         which(&self.io.counts).fetch_add(n as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if self.bounce.is_some() {
+            self.io.counts.bounce.fetch_sub(BOUNCE as u64, Ordering::Relaxed);
+        }
     }
 }
 

@@ -53,6 +53,8 @@ pub struct IoStats {
     pub buffered: u64,
     /// Direct reads that were refused and done buffered.
     pub fallbacks: u64,
+    /// The most bytes that lanes' own buffers had at one time.
+    pub bounce_peak: u64,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +64,9 @@ struct Counts {
     cached: AtomicU64,
     buffered: AtomicU64,
     fallbacks: AtomicU64,
+    /// Bytes of bounce buffers: now, and at most.
+    bounce: AtomicU64,
+    bounce_peak: AtomicU64,
 }
 
 impl Io {
@@ -110,7 +115,7 @@ impl Io {
     /// What was read so far.
     pub fn stats(&self) -> IoStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Counts { requested, direct, cached, buffered, fallbacks } = &*self.counts;
+        let Counts { requested, direct, cached, buffered, fallbacks, bounce_peak, .. } = &*self.counts;
         IoStats {
             engine: if self.engine == Engine::Uring { "io_uring" } else { "pread" },
             engine_reason: self.why.clone(),
@@ -119,6 +124,7 @@ impl Io {
             cached: load(cached),
             buffered: load(buffered),
             fallbacks: load(fallbacks),
+            bounce_peak: load(bounce_peak),
         }
     }
 }

@@ -114,11 +114,24 @@ impl Filling {
         if self.digests.is_some() {
             return Err(Error::new(Kind::Invalid, "verify", "these bytes have digests to be compared with"));
         }
+        self.mark(range);
+        Ok(())
+    }
+
+    /// Marks the blocks of `range` as there, because somebody else has compared them with these digests where they lie in
+    /// this arena: the driver of a replication does.
+    pub fn proved(&self, range: ByteRange) {
+        self.mark(range);
+    }
+
+    /// Marks every block of `range`, which begins with one.
+    fn mark(&self, range: ByteRange) {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let index = |at: u64| usize::try_from(at / self.block).unwrap_or(usize::MAX);
-        let end = index(range.end.saturating_add(self.block - 1)).min(done.len());
+        // A block that is there in part is not there; the payload's last one may be short.
+        let end =
+            if range.end >= self.arena.payload() { done.len() } else { index(range.end).min(done.len()) };
         done.get_mut(index(range.start).min(end)..end).unwrap_or_default().fill(true);
-        Ok(())
     }
 
     /// What is missing, in units of `blocks` blocks.

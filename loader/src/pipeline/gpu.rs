@@ -136,5 +136,11 @@ pub(super) fn verify(filling: &Filling, arena: &CudaArena, unit: ByteRange) -> R
         return filling.written(unit);
     }
     let found = arena.digests(unit, filling.block())?;
-    filling.verified(unit.start / filling.block(), &found).map(drop)
+    filling.verified(unit.start / filling.block(), &found).map(drop).map_err(|e| {
+        let on_gpu = Error::new(e.kind(), e.op(), format!("{} on the GPU", e.detail()));
+        match e.chunk() {
+            Some(block) => on_gpu.with_chunk(block),
+            None => on_gpu,
+        }
+    })
 }

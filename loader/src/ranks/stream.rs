@@ -222,7 +222,7 @@ fn fill_slab(
                 for g in &tensor.gathers {
                     let in_slab = Gather { at: g.at + place.offset, ..*g };
                     in_slab.landing_within(start, end, |part| {
-                        parts.push(Gather { at: part.at - start, ..part })
+                        parts.push(Gather { at: part.at - start, ..part });
                     });
                 }
             }

@@ -5,11 +5,13 @@
 
 mod checkpoint;
 mod image;
+mod object;
 mod report;
 
 pub(crate) use checkpoint::open_as;
 pub use checkpoint::{CheckpointSource, PlanProducer};
 pub use image::{FileProducer, ImageSource};
+pub use object::{ObjectConfig, ObjectImage, ObjectSource};
 pub use report::{LoadReport, Skip, SourceKind, Used};
 
 use crate::pipeline::{FillConfig, Filling, Phase, Phases};
@@ -134,7 +136,7 @@ impl Load {
     /// Loads from the first of `sources` that can, and from the next ones what it leaves.
     ///
     /// # Errors
-    /// When none is left: the last reason that is not just an absence, with all of them in its text. At once when another source
+    /// When none is left: the only one's own error, or the last reason that is not just an absence with all of them in its text. At once when another source
     /// cannot help: [`Kind::ContextLost`], [`Kind::Cancelled`], or no memory for the arena.
     pub fn run(&self, sources: &[Box<dyn Source>]) -> Result<(Arc<dyn Arena>, LoadReport)> {
         let began = Instant::now();
@@ -192,6 +194,10 @@ impl Load {
     }
 
     fn nowhere(&self, report: &LoadReport, worst: Option<Error>) -> Error {
+        // The only one's own words say most.
+        if let (1, Some(only)) = (report.skips.len(), &worst) {
+            return only.clone();
+        }
         let all: Vec<_> =
             report.skips.iter().map(|skip| format!("{} {}: {}", skip.kind, skip.name, skip.reason)).collect();
         let kind = worst.as_ref().map_or(Kind::Invalid, Error::kind);
@@ -199,9 +205,12 @@ impl Load {
             [] => "no source was named".to_owned(),
             all => format!("no source has {}: {}", self.wanted.rank, all.join("; ")),
         };
-        let error = Error::new(kind, "load", said);
-        match worst.as_ref().and_then(|e| e.code()) {
-            Some(code) => error.with_code(code),
+        let mut error = Error::new(kind, "load", said);
+        if let Some(code) = worst.as_ref().and_then(Error::code) {
+            error = error.with_code(code);
+        }
+        match worst.as_ref().and_then(Error::remedy) {
+            Some(remedy) => error.with_remedy(remedy),
             None => error,
         }
     }

@@ -91,7 +91,7 @@ impl Skip {
     pub(super) fn new(kind: SourceKind, name: String, failover: bool, error: &Error) -> Self {
         let remedy = error.remedy().map(str::to_owned);
         let code = error.code().map_or_else(String::new, |code| format!(": {code}"));
-        Self { kind, name, failover, reason: format!("{}{code}", error.detail()), remedy }
+        Self { kind, name, failover, reason: format!("{}: {}{code}", error.op(), error.detail()), remedy }
     }
 }
 

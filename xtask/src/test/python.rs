@@ -23,6 +23,7 @@ const SPLIT_SCRIPT: &str = "xtask/python/make_split_references.py";
 /// `make_engine_references.py OUTDIR` makes models and what vLLM's parameter classes load of them.
 const ENGINES_SCRIPT: &str = "xtask/python/make_engine_references.py";
 const ENGINES_LOCK: &str = "xtask/python/engines.lock";
+const S3_LOCK: &str = "xtask/python/s3.lock";
 /// What the environment is for; also what it must be able to do to count as whole.
 const IMPORTS: &str = "import accelerate, safetensors.torch, torch, transformers";
 
@@ -59,14 +60,24 @@ pub(crate) fn engine_references(workspace: &Workspace, python: &Path) -> Result<
         &fs::read(&lock).context(ENGINES_LOCK)?,
         &fs::read(workspace.path(LOCK)).context(LOCK)?,
     ]);
-    let install = |at: &Path| {
-        let mut pip = Command::new(python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
-        pip.args(["--no-deps", "--no-compile", "--only-binary", ":all:", "--target"]).arg(at);
-        shell::run(pip.arg("--requirement").arg(&lock))
-    };
+    let install = |at: &Path| install(python, &lock, at);
     let packages = cache::get_or_make(&cache::folder()?, &format!("engines-{key}"), |_| true, install)?;
     made_by(workspace, python, ENGINES_SCRIPT, "parameters", Some(&packages))
+}
+
+/// The folder of packages that an S3 store runs from.
+pub(crate) fn object_store(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    let lock = workspace.path(S3_LOCK);
+    let key = cache::key(&[&fs::read(&lock).context(S3_LOCK)?]);
+    cache::get_or_make(&cache::folder()?, &format!("s3-{key}"), |_| true, |at| install(python, &lock, at))
+}
+
+/// Puts what a lock file lists into a folder of its own, beside the environment.
+fn install(python: &Path, lock: &Path, at: &Path) -> Result<()> {
+    let mut pip = Command::new(python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    pip.args(["--no-deps", "--no-compile", "--only-binary", ":all:", "--target"]).arg(at);
+    shell::run(pip.arg("--requirement").arg(lock))
 }
 
 /// The folder that `script` makes, with more packages if it needs them.

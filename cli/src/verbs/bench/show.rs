@@ -55,6 +55,7 @@ pub(super) fn summary(report: &Report) -> String {
         "hash" => hashes(report),
         "copy" => copies(report),
         "setup" => setups(report),
+        "load" => loads(report),
         _ => spreads(report),
     };
     if let Some(missing) = &report.nccl_missing {
@@ -108,6 +109,36 @@ fn hashes(report: &Report) -> String {
             ByteSize(row.bytes).to_string(),
             time(row.hash_ms),
             human::rate(row.bytes_per_s),
+        ]);
+    }
+    table.render()
+}
+
+fn loads(report: &Report) -> String {
+    let mut table = Table::new(&[
+        ("page cache", Side::Left),
+        ("files", Side::Right),
+        ("only read", Side::Right),
+        ("rate", Side::Right),
+        ("rank", Side::Right),
+        ("load", Side::Right),
+        ("of it arena", Side::Right),
+        ("rate without", Side::Right),
+        ("ratio", Side::Right),
+        ("by", Side::Left),
+    ]);
+    for row in &report.loads {
+        table.row(vec![
+            row.state.to_owned(),
+            human::bytes(row.file_bytes),
+            time(row.raw_ms),
+            human::rate(row.raw_bytes_per_s),
+            human::bytes(row.bytes),
+            time(row.load_ms),
+            time(row.bind_ms),
+            human::rate(row.bytes_per_s),
+            format!("{:.2}", row.ratio),
+            row.engine.to_owned(),
         ]);
     }
     table.render()

@@ -140,7 +140,7 @@ impl SeatArgs {
         into.set("memory.threads", "--threads", self.threads);
     }
 
-    fn seat(&self, config: &Config) -> Seat {
+    pub(in crate::verbs) fn seat(&self, config: &Config) -> Seat {
         let Self { name, domain, rail, rack, .. } = self;
         Seat {
             config: config.clone(),

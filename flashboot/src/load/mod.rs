@@ -1,0 +1,342 @@
+//! One rank into memory: sources put together from what a person names, one load over them, and its account.
+
+mod peer;
+mod report;
+mod request;
+
+pub use report::Loaded;
+pub use request::{FromCheckpoint, FromObject, FromPeer, Request};
+
+use crate::{
+    config::{Config, Devices, ReadEngine},
+    replicate::{resolve_devices, threads, untouched_arena},
+    service,
+};
+use flashboot_checkpoint::{Checkpoint, Image, RankPlan};
+use flashboot_core::{Arena, ArenaSpec, Error, Kind, Result};
+use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device};
+use flashboot_loader::{
+    budget::Budget,
+    io::{Engine, Io, IoConfig},
+    memlog::{GpuUse, MemLog},
+    pipeline::FillConfig,
+    source::{
+        CheckpointSource, ImageSource, Load, ObjectConfig, ObjectImage, ObjectSource, Source, SourceKind,
+        Wanted,
+    },
+};
+use peer::PeerSource;
+use request::{coordinate, rank_of};
+use std::{path::PathBuf, sync::Arc, time::Instant};
+use tokio::runtime::Handle;
+
+/// Loads what `request` names and accounts for it. Needs a tokio runtime with IO, time and threads that may block; the arena
+/// is given back with the account, and lives as long as the caller keeps it.
+///
+/// # Errors
+/// [`Kind::Invalid`] where nothing was named; what [`Load::run`] ends in.
+pub async fn load(request: Request) -> Result<(Arc<dyn Arena>, Loaded)> {
+    let device = device(&request.config).await?;
+    let manifest = match &request.peer {
+        // Only where nobody nearer says what the bytes are.
+        Some(peer) if request.image.is_none() && request.object.is_none() => {
+            match service::look(&peer.request).await {
+                Ok(manifest) => Some(manifest),
+                // The source says so again, and is passed over.
+                Err(_) if request.checkpoint.is_some() => None,
+                Err(e) => return Err(e),
+            }
+        }
+        _ => None,
+    };
+    let runtime = Handle::current();
+    let work = move || {
+        let context = device.as_ref().map(Context::open).transpose()?;
+        let began = Instant::now();
+        let (wanted, sources) = sources(&request, manifest, &runtime)?;
+        run(&request, wanted, &sources, context, began)
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| {
+        Err(Error::new(Kind::Exhausted, "thread", format!("a thread that may block: {e}")))
+    })
+}
+
+/// Where this machine's memory is now, by the kernel's counters and by GPU and process.
+pub fn memory(phase: &str) -> MemLog {
+    MemLog::now(phase, gpu_use())
+}
+
+/// What NVML says; nothing without GPUs.
+fn gpu_use() -> Vec<GpuUse> {
+    let used = flashboot_cuda::processes().into_iter();
+    used.map(|used| GpuUse { gpu: used.gpu, process: used.process, bytes: used.bytes }).collect()
+}
+
+/// A source with what else is said of it in the account.
+enum Known {
+    Plain(Arc<dyn Source>),
+    Checkpoint(Arc<CheckpointSource>),
+    Object(Arc<ObjectSource>),
+    Peer(Arc<PeerSource>),
+}
+
+impl Known {
+    fn source(&self) -> Box<dyn Source> {
+        match self {
+            Self::Plain(source) => Box::new(Shared(Arc::clone(source))),
+            Self::Checkpoint(source) => Box::new(Shared(Arc::<CheckpointSource>::clone(source))),
+            Self::Object(source) => Box::new(Shared(Arc::<ObjectSource>::clone(source))),
+            Self::Peer(source) => Box::new(Shared(Arc::<PeerSource>::clone(source))),
+        }
+    }
+}
+
+/// A source that somebody else looks at too.
+struct Shared(Arc<dyn Source>);
+
+impl Source for Shared {
+    fn kind(&self) -> SourceKind {
+        self.0.kind()
+    }
+
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn probe(&self, load: &Load) -> Result<()> {
+        self.0.probe(load)
+    }
+
+    fn deliver(&self, load: &Load) -> Result<flashboot_loader::source::Delivered> {
+        self.0.deliver(load)
+    }
+}
+
+/// The files that `request` reads, as far as it names an image or a checkpoint.
+///
+/// # Errors
+/// Those of opening them.
+pub(crate) fn files(request: &Request) -> Result<Vec<PathBuf>> {
+    if let Some(path) = &request.image {
+        return Ok(vec![rank_of(&Image::open(path)?, request.rank.as_deref())?.path]);
+    }
+    let Some(from) = &request.checkpoint else { return Ok(Vec::new()) };
+    let checkpoint = Checkpoint::open(&from.path, &from.open)?;
+    Ok(checkpoint.shards().iter().map(|shard| shard.path.clone()).collect())
+}
+
+/// Threads that a load reads with.
+pub(crate) fn threads_of(config: &Config) -> Result<usize> {
+    Ok(fill_config(config)?.threads)
+}
+
+/// A place that was named and is not what it should be.
+struct Unsound(SourceKind, String, Error);
+
+impl Source for Unsound {
+    fn kind(&self) -> SourceKind {
+        self.0
+    }
+
+    fn name(&self) -> String {
+        self.1.clone()
+    }
+
+    fn probe(&self, _: &Load) -> Result<()> {
+        Err(self.2.clone())
+    }
+
+    fn deliver(&self, _: &Load) -> Result<flashboot_loader::source::Delivered> {
+        Err(self.2.clone())
+    }
+}
+
+async fn device(config: &Config) -> Result<Option<Device>> {
+    let devices = &config.replicate.device;
+    let mut found = resolve_devices(devices, config.replicate.setup_timeout).await?;
+    if found.len() > 1 || matches!(devices, Devices::All) && found.is_empty() {
+        let detail = format!("{} GPUs, and one rank goes into one: say which", found.len());
+        return Err(Error::new(Kind::Invalid, "device", detail));
+    }
+    Ok(found.pop())
+}
+
+fn io_config(config: &Config) -> IoConfig {
+    let engine = match config.load.engine {
+        ReadEngine::Auto => Engine::Auto,
+        ReadEngine::Pread => Engine::Pread,
+        ReadEngine::IoUring => Engine::Uring,
+    };
+    IoConfig { engine, direct: config.load.direct, ..IoConfig::default() }
+}
+
+fn fill_config(config: &Config) -> Result<FillConfig> {
+    let io = io_config(config);
+    let fill = FillConfig::new(&io)?;
+    Ok(FillConfig {
+        io: Io::new(&io)?,
+        threads: config.memory.threads.map_or(fill.threads, |_| threads(config.memory)),
+        window: config.load.window,
+        budget: Budget::new(config.load.budget),
+        ..fill
+    })
+}
+
+/// What is wanted, as the nearest of those says who know it, and where it may come from, in order.
+fn sources(
+    request: &Request,
+    manifest: Option<flashboot_checkpoint::Manifest>,
+    runtime: &Handle,
+) -> Result<(Wanted, Vec<Known>)> {
+    let config = &request.config;
+    let (mut wanted, mut made, mut payload_name) = (None, Vec::new(), None);
+    // Where several places are named, one that is not sound is passed over as any other.
+    let alone = [
+        request.image.is_some(),
+        request.object.is_some(),
+        request.checkpoint.is_some(),
+        request.peer.is_some(),
+    ];
+    let alone = alone.iter().filter(|named| **named).count() <= 1;
+    if let Some(path) = &request.image {
+        let opened = Image::open(path).map_err(Error::from);
+        let opened = opened.and_then(|image| Ok((rank_of(&image, request.rank.as_deref())?, image)));
+        let known: Arc<dyn Source> = match opened {
+            Ok((rank, image)) => {
+                let digests = rank.table.digests().clone();
+                // Ranks that hold the same share a file, whatever it is called.
+                payload_name = rank.path.file_name().map(|name| name.to_string_lossy().into_owned());
+                wanted.get_or_insert_with(|| Wanted {
+                    image: Some(image.id().to_owned()),
+                    rank: rank.coordinate.to_string(),
+                    payload: rank.payload_bytes,
+                    digests: Some(Arc::new(digests.clone())),
+                });
+                Arc::new(ImageSource::new(&rank.path, digests))
+            }
+            Err(e) if alone || e.kind() == Kind::Invalid => return Err(e),
+            Err(e) => Arc::new(Unsound(SourceKind::Image, path.display().to_string(), e)),
+        };
+        made.push((SourceKind::Image, Known::Plain(known)));
+    }
+    let proved = |manifest: &flashboot_checkpoint::Manifest| Wanted {
+        image: Some(manifest.metadata.id.clone()),
+        rank: manifest.entry.coordinate.to_string(),
+        payload: manifest.entry.payload_bytes,
+        digests: Some(Arc::new(manifest.table.digests().clone())),
+    };
+    if let Some(manifest) = &manifest {
+        payload_name = Some(manifest.entry.payload.clone());
+        wanted.get_or_insert_with(|| proved(manifest));
+    }
+    if let Some(object) = &request.object {
+        let config = ObjectConfig {
+            options: object.options.clone(),
+            allow_http: config.load.allow_http,
+            range: config.load.range,
+            attempts: config.load.attempts,
+            timeout: config.load.attempt_timeout,
+            ..ObjectConfig::new(&object.url)
+        };
+        let image = ObjectImage::open(config)?;
+        let payload = match payload_name.clone() {
+            Some(name) => Ok(name),
+            None => image.manifest(request.rank.as_deref(), request.id.as_deref()).map(|manifest| {
+                wanted.get_or_insert_with(|| proved(&manifest));
+                manifest.entry.payload
+            }),
+        };
+        let known = match payload.and_then(|payload| ObjectSource::new(image, &payload)) {
+            Ok(source) => Known::Object(Arc::new(source)),
+            Err(e) if alone || e.kind() == Kind::Invalid => return Err(e),
+            Err(e) => Known::Plain(Arc::new(Unsound(SourceKind::Object, object.url.clone(), e))),
+        };
+        made.push((SourceKind::Object, known));
+    }
+    if let Some(from) = &request.checkpoint {
+        let checkpoint = Checkpoint::open(&from.path, &from.open)?;
+        let name = wanted.as_ref().map(|wanted| wanted.rank.clone()).or_else(|| request.rank.clone());
+        let coordinate = coordinate(&from.layout, name.as_deref())?;
+        let plan = RankPlan::new(&checkpoint, &from.layout, coordinate)?;
+        wanted.get_or_insert_with(|| Wanted {
+            image: None,
+            rank: coordinate.to_string(),
+            payload: plan.payload,
+            digests: None,
+        });
+        made.push((
+            SourceKind::Checkpoint,
+            Known::Checkpoint(Arc::new(CheckpointSource::new(&checkpoint, plan))),
+        ));
+    }
+    if let Some(peer) = &request.peer {
+        made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer.clone(), runtime.clone())))));
+    }
+    let wanted = wanted.ok_or_else(|| {
+        Error::new(
+            Kind::Invalid,
+            "load",
+            "nothing was named to be loaded: an image, an object, a checkpoint or a service",
+        )
+    })?;
+    if request.id.as_ref().is_some_and(|id| wanted.image.as_ref() != Some(id)) {
+        let found = wanted.image.as_deref().unwrap_or("no image");
+        let detail = format!("{found} was found, {} is wanted", request.id.as_deref().unwrap_or_default());
+        return Err(Error::new(Kind::Mismatch, "load", detail));
+    }
+    let order = |kind: &SourceKind| config.load.sources.iter().position(|wanted| wanted == kind);
+    made.retain(|(kind, _)| order(kind).is_some());
+    made.sort_by_key(|(kind, _)| order(kind));
+    Ok((wanted, made.into_iter().map(|(_, known)| known).collect()))
+}
+
+fn run(
+    request: &Request,
+    wanted: Wanted,
+    known: &[Known],
+    context: Option<Context>,
+    began: Instant,
+) -> Result<(Arc<dyn Arena>, Loaded)> {
+    let config = &request.config;
+    let memory = config.memory;
+    let spec = ArenaSpec { payload: wanted.payload, shards: 1 };
+    let make = move || match &context {
+        Some(context) => {
+            Ok(CudaArena::create_in(context, spec, &CudaArenaConfig::default())?.0 as Arc<dyn Arena>)
+        }
+        None => untouched_arena(spec, memory),
+    };
+    let load = Load::new(wanted, fill_config(config)?, make);
+    let sources: Vec<_> = known.iter().map(Known::source).collect();
+    let (arena, done) = load.run(&sources)?;
+    let visible = began.elapsed();
+    let stats = load.config().io.stats();
+    let mut bytes_read = stats.requested;
+    let mut bytes_needed = load.wanted().payload;
+    for known in known {
+        match known {
+            // What its plan asks for: rounding to pages is the device's business.
+            Known::Checkpoint(source) if source.requested().requested() > 0 => {
+                bytes_read =
+                    bytes_read.saturating_sub(source.requested().paged()) + source.requested().requested();
+                bytes_needed = bytes_needed.min(source.plan().bytes_needed());
+            }
+            Known::Object(source) => bytes_read += source.image().fetched(),
+            _ => {}
+        }
+    }
+    let from_peers: u64 =
+        done.used.iter().filter(|used| used.kind == SourceKind::Peer).map(|used| used.bytes).sum();
+    bytes_read += from_peers;
+    let loaded = Loaded::new(&load, done, visible, (bytes_needed, bytes_read), stats);
+    if let Some(path) = &request.output {
+        service::write_payload(&*arena, path)?;
+    }
+    for known in known {
+        if let Known::Peer(source) = known {
+            source.left();
+        }
+    }
+    Ok((arena, loaded))
+}
