@@ -66,7 +66,10 @@ pub(crate) fn run(args: &GatherArgs, config: &Config, output: Output) -> Result<
         let _ = output.result(gathered, || text(gathered));
     };
     let runtime = runtime(false)?;
-    let done = runtime.block_on(async { service::gather(request, told, interrupt::signalled()).await });
+    let done = runtime.block_on(async {
+        let _shown = service::show(config, &request.seat.observed).await?;
+        service::gather(request, told, interrupt::signalled()).await
+    });
     runtime.shutdown_background();
     done?;
     Ok(ExitCode::SUCCESS)

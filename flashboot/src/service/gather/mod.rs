@@ -106,11 +106,13 @@ pub async fn gather(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     tokio::pin!(stop);
+    let watched = request.seat.observed.begin("gather");
     let cancelled = || Error::new(Kind::Cancelled, "gather", "stopped by a signal");
     let (gathered, seat, kept) = tokio::select! {
         done = complete(&request) => done?,
         () = &mut stop => return Err(cancelled()),
     };
+    watched.ready();
     told(&gathered);
     let over = async {
         let until = Instant::now() + request.seat.drain;
