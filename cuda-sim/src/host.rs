@@ -152,6 +152,14 @@ impl Host {
         (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| name.to_owned())
     }
 
+    /// Which device of this host a fabric allocation is of; none: another host's, or nobody here knows it any more.
+    pub(crate) fn fabric_device(&self, name: &str) -> Option<usize> {
+        (0..)
+            .map(|device| (device, self.folder(device)))
+            .take_while(|(_, folder)| folder.is_dir())
+            .find_map(|(device, folder)| folder.join(name).exists().then_some(device))
+    }
+
     /// The file of a peer's fabric allocation.
     pub(crate) fn fabric_open(&self, name: &str) -> Result<Fabric, u32> {
         let folder = self.dir.join("imex").canonicalize().map_err(|_| code::NOT_PERMITTED)?;
@@ -226,5 +234,17 @@ mod tests {
         assert!(host.fabric_open("a").is_ok());
         drop(memory);
         assert_eq!(host.fabric_open("a").unwrap_err(), code::INVALID_HANDLE);
+    }
+
+    #[test]
+    fn fabric_memory_has_a_device_on_its_own_host_only() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (host, other) = (Host::open(here.path(), 2, MEMORY), Host::open(there.path(), 2, MEMORY));
+        fs::create_dir(here.path().join("imex")).unwrap();
+        std::os::unix::fs::symlink(here.path().join("imex"), there.path().join("imex")).unwrap();
+        let memory = host.fabric_new("a", 4096).unwrap();
+        let _taken = host.take(1, "a", 4096, Some(&memory)).unwrap();
+        assert_eq!((host.fabric_device("a"), other.fabric_device("a")), (Some(1), None));
+        assert!(other.fabric_open("a").is_ok());
     }
 }

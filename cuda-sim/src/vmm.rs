@@ -48,7 +48,7 @@ struct Memory {
     /// The same in every process.
     name: String,
     size: usize,
-    /// Its device's index on this host; none for a peer's.
+    /// Its device's index on this host; none for another host's.
     device: Option<usize>,
     types: u32,
     imported: bool,
@@ -237,7 +237,7 @@ impl Vmm {
             // SAFETY: /proc just showed that the descriptor is open; the program keeps it so during the call.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             let fd = fd.try_clone_to_owned().map_err(|_| code::UNKNOWN)?;
-            return self.hold_fabric(Fabric::new(link.clone(), fd), name, POSIX_FD);
+            return self.hold_fabric(world, Fabric::new(link.clone(), fd), name, POSIX_FD);
         }
         let ours = text.strip_prefix("/memfd:").and_then(|rest| rest.strip_suffix(" (deleted)"));
         let parts: Vec<&str> = ours.unwrap_or_default().split(':').collect();
@@ -271,16 +271,16 @@ impl Vmm {
         }
         let name = String::from_utf8(name).map_err(|_| code::INVALID_VALUE)?;
         let fabric = world.host.fabric_open(&name)?;
-        self.hold_fabric(fabric, name, FABRIC)
+        self.hold_fabric(world, fabric, name, FABRIC)
     }
 
     /// A peer's fabric memory, by whatever handle it came.
-    fn hold_fabric(&mut self, fabric: Fabric, name: String, types: u32) -> Result<u64, u32> {
+    fn hold_fabric(&mut self, world: &World, fabric: Fabric, name: String, types: u32) -> Result<u64, u32> {
         let size = fabric.file.metadata().map_err(|_| code::UNKNOWN)?.len() as usize;
         Ok(self.hold(Memory {
+            device: world.host.fabric_device(&name),
             name,
             size,
-            device: None,
             types,
             imported: true,
             backing: Backing::Fabric(fabric),

@@ -116,6 +116,11 @@ fn without_peer_access_a_device_does_not_reach_another() {
     let host = Host::new().with("P2P", "none");
     assert_eq!(host.answer("peer-two"), "call=SUCCESS can=0");
     assert_eq!(host.answer("copy-between-devices"), "setup access=INVALID_DEVICE");
+    let host = host.with_imex();
+    let said = "descriptor=INVALID_DEVICE own=SUCCESS fabric=INVALID_DEVICE own=SUCCESS";
+    assert_eq!(host.answer("sim-fabric-of-another-device"), said);
+    let said = "descriptor=SUCCESS own=SUCCESS fabric=SUCCESS own=SUCCESS";
+    assert_eq!(Host::new().with_imex().answer("sim-fabric-of-another-device"), said);
 }
 
 #[test]

@@ -20,6 +20,7 @@ cases! {
     "sim-many-calls" = many_calls,
     "sim-fabric-killed" = fabric_killed,
     "sim-fabric-descriptor" = fabric_descriptor,
+    "sim-fabric-of-another-device" = fabric_of_another,
     "sim-dies-under-pending-copies" = dies_pending,
     "sim-peer-dies" = peer_dies,
 }
@@ -155,6 +156,27 @@ fn fabric_descriptor(d: &Driver) -> Outcome {
     let mut f = Facts::new();
     f.code("import", gpu.import(fd.as_fd(), &mut imported));
     f.fact("byte", gpu.peek(gpu.map(imported, GRANULE)?.at));
+    f.done()
+}
+
+/// Memory of the first device for both kinds of handle, imported by each for the second.
+fn fabric_of_another(d: &Driver) -> Outcome {
+    use crate::abi::{ACCESS_READ, FABRIC, POSIX_FD};
+    use std::os::fd::AsFd as _;
+    d.two()?;
+    let gpu = Gpu::new(d)?;
+    let handle = gpu.memory(GRANULE, FABRIC | POSIX_FD)?;
+    let (fd, mut fabric) = (gpu.export(handle)?, [0_u8; 64]);
+    must("export", gpu.mem_export(fabric.as_mut_ptr().cast(), handle, FABRIC, 0))?;
+    let (mut by_fd, mut by_fabric) = (0, 0);
+    must("import", gpu.import(fd.as_fd(), &mut by_fd))?;
+    must("import", gpu.mem_import(&raw mut by_fabric, fabric.as_mut_ptr().cast(), FABRIC))?;
+    let mut f = Facts::new();
+    for (what, imported) in [("descriptor", by_fd), ("fabric", by_fabric)] {
+        let at = gpu.map_only(imported, GRANULE)?;
+        f.code(what, gpu.allow(at, GRANULE, 1, ACCESS_READ));
+        f.code("own", gpu.allow(at, GRANULE, 0, ACCESS_READ));
+    }
     f.done()
 }
 
