@@ -126,7 +126,8 @@ impl Error {
     }
 
     /// From a failed system call. ENOSPC, ENOMEM, EMFILE and ENFILE are [`Kind::Exhausted`], EACCES and
-    /// EPERM [`Kind::Permission`], everything else [`Kind::Io`].
+    /// EPERM [`Kind::Permission`], everything else [`Kind::Io`]. Where nobody listens (ECONNREFUSED) and where somebody does
+    /// already (EADDRINUSE) the remedy is known.
     pub fn from_errno(op: &'static str, errno: i32, detail: impl Into<String>) -> Self {
         // Linux numbers, the same on x86_64 and aarch64.
         let kind = match errno {
@@ -134,7 +135,14 @@ impl Error {
             12 | 23 | 24 | 28 => Kind::Exhausted,
             _ => Kind::Io,
         };
-        Self::new(kind, op, detail).with_code(Code::Errno(errno))
+        let error = Self::new(kind, op, detail).with_code(Code::Errno(errno));
+        match errno {
+            98 => error
+                .with_remedy("end what listens there (ss -lnp shows it), or choose another address or port"),
+            111 => error
+                .with_remedy("see that the other end runs and listens there, and that the address is right"),
+            _ => error,
+        }
     }
 
     /// From a failed call of the standard library: as [`from_errno`](Self::from_errno) where the system gave a
@@ -261,6 +269,14 @@ mod tests {
         assert_eq!(e.to_string(), "pread: x.img: failed to fill whole buffer");
         let denied = std::io::Error::from_raw_os_error(13);
         assert_eq!(Error::from_io("open", &denied, "x"), Error::from_errno("open", 13, "x"));
+    }
+
+    #[test]
+    fn who_finds_nobody_listening_or_somebody_already_is_told_what_to_do() {
+        let remedy = |errno| Error::from_errno("x", errno, "y").remedy().unwrap_or_default().to_owned();
+        assert!(remedy(111).contains("see that the other end runs"));
+        assert!(remedy(98).contains("ss -lnp"));
+        assert_eq!(remedy(5), "");
     }
 
     #[test]

@@ -62,7 +62,7 @@ macro_rules! api {
             fn load() -> Result<Self> {
                 // SAFETY: looking for a library runs its initialisers; libcuda's are meant to be run so.
                 if !unsafe { sys::is_culib_present() } {
-                    return Err(absent());
+                    return Err(why_not());
                 }
                 // SAFETY: as above; it is present, so this does not panic.
                 let library = unsafe { sys::culib() };
@@ -133,10 +133,42 @@ api! {
     );
 }
 
+/// By the name that every driver installs.
+const NAME: &str = "libcuda.so.1";
+
 fn absent() -> Error {
-    Error::new(Kind::Unavailable, "dlopen", "no libcuda.so.1 on this machine's library path").with_remedy(
+    Error::new(Kind::Unavailable, "dlopen", format!("no {NAME} on this machine's library path")).with_remedy(
         "install the NVIDIA driver, or run the container with the NVIDIA runtime (the driver brings libcuda)",
     )
+}
+
+/// Why none could be opened, in the loader's words where there is one.
+fn why_not() -> Error {
+    // SAFETY: as for looking for it: libcuda's initialisers are meant to be run so.
+    match unsafe { libloading::Library::new(NAME) } {
+        // It has come meanwhile; the next process finds it.
+        Ok(_) => absent(),
+        Err(said) => {
+            let source = std::error::Error::source(&said).map(ToString::to_string);
+            refused(&source.unwrap_or_else(|| said.to_string()))
+        }
+    }
+}
+
+/// What the loader's words mean: a library that is there and does not load is another matter than none. One that lacks a
+/// library of its own is there, and the words name the other.
+fn refused(said: &str) -> Error {
+    if said.contains(&format!("{NAME}: ")) && said.contains("No such file or directory") {
+        return absent();
+    }
+    Error::new(Kind::Unavailable, "dlopen", format!("{NAME} is there and cannot be loaded: {said}")).with_remedy(
+        "see which file that is (ldconfig -p, LD_LIBRARY_PATH) and install the driver of this machine's architecture anew",
+    )
+}
+
+/// Whether there is no driver library at all, good or bad. Opens it at the first call, and may block as long as that.
+pub fn driver_is_absent() -> bool {
+    Api::shared().is_err_and(|e| e == absent())
 }
 
 fn too_old(symbol: &str) -> Error {
@@ -149,5 +181,28 @@ impl Api {
     pub(crate) fn shared() -> Result<&'static Self> {
         static API: OnceLock<Result<Api>> = OnceLock::new();
         API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_does_not_load_is_told_from_none() {
+        let none = "libcuda.so.1: cannot open shared object file: No such file or directory";
+        assert_eq!(refused(none), absent());
+        let musl = "Error loading shared library libcuda.so.1: No such file or directory";
+        assert_eq!(refused(musl), absent());
+        for said in [
+            "/opt/lib/libcuda.so.1: file too short",
+            "/opt/lib/libcuda.so.1: wrong ELF class: ELFCLASS32",
+            "libnvidia-part.so.1: cannot open shared object file: No such file or directory",
+        ] {
+            let refused = refused(said);
+            assert_eq!((refused.kind(), refused.op()), (Kind::Unavailable, "dlopen"));
+            assert!(refused.detail().ends_with(said), "{refused}");
+            assert!(refused.remedy().is_some_and(|remedy| remedy.contains("LD_LIBRARY_PATH")), "{refused}");
+        }
     }
 }

@@ -286,7 +286,7 @@ impl CudaArena {
         stream.synchronize()?;
         if launched?.is_none() {
             let refused = self.hasher.refused().map_or_else(|| "such blocks".to_owned(), ToString::to_string);
-            return Err(Error::new(Kind::Unavailable, "hash", format!("not on this GPU: {refused}")));
+            return Err(hash::not_here(&refused));
         }
         marked?;
         end.elapsed_since(&begin)

@@ -261,7 +261,11 @@ fn find_in(devices: Vec<Device>, selector: &str) -> Result<Device> {
         return Err(mig(selector));
     }
     let wanted = Selector::parse(selector).ok_or_else(|| invalid(format!("`{selector}` names no GPU")))?;
-    let seen = devices.len();
+    let seen = match devices.len() {
+        0 => "no GPU".to_owned(),
+        1 => "1 GPU".to_owned(),
+        n => format!("{n} GPUs"),
+    };
     let mut found = devices.into_iter().enumerate().filter(|(n, d)| wanted.fits(*n, d)).map(|(_, d)| d);
     match (found.next(), found.next()) {
         (Some(device), None) => device.refuse_mig().map(|()| device),
@@ -269,7 +273,7 @@ fn find_in(devices: Vec<Device>, selector: &str) -> Result<Device> {
         (None, _) => Err(Error::new(
             Kind::Unavailable,
             "device",
-            format!("this process sees {seen} GPUs and `{selector}` is none of them"),
+            format!("this process sees {seen}, and `{selector}` names none of them"),
         )
         .with_remedy("see nvidia-smi -L, CUDA_VISIBLE_DEVICES and the devices of the container")),
     }
@@ -346,6 +350,8 @@ mod tests {
         assert_eq!(found("cuda:x").unwrap_err().kind(), Kind::Invalid);
         assert_eq!(found("first").unwrap_err().kind(), Kind::Invalid);
         assert_eq!(found("cuda:9").unwrap_err().kind(), Kind::Unavailable);
+        let one = find_in(devices().into_iter().take(1).collect(), "cuda:9").unwrap_err();
+        assert_eq!(one.detail(), "this process sees 1 GPU, and `cuda:9` names none of them");
         assert_eq!(found("0000:1c:00.0").unwrap_err().kind(), Kind::Unavailable);
     }
 

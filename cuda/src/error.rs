@@ -32,6 +32,7 @@ pub(crate) mod code {
     pub(crate) const NVLINK_UNCORRECTABLE: u32 = 220;
     pub(crate) const UNSUPPORTED_PTX_VERSION: u32 = 222;
     pub(crate) const CONTAINED: u32 = 226;
+    pub(crate) const OPERATING_SYSTEM: u32 = 304;
     pub(crate) const INVALID_HANDLE: u32 = 400;
     pub(crate) const NOT_READY: u32 = 600;
     pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
@@ -48,6 +49,7 @@ pub(crate) mod code {
     pub(crate) const COMPAT_NOT_SUPPORTED: u32 = 804;
     pub(crate) const MPS_CLIENT_TERMINATED: u32 = 810;
     pub(crate) const EXTERNAL_DEVICE: u32 = 911;
+    pub(crate) const UNKNOWN: u32 = 999;
 }
 
 impl CudaError {
@@ -71,6 +73,7 @@ impl CudaError {
             code::INVALID_PTX => "CUDA_ERROR_INVALID_PTX",
             code::NVLINK_UNCORRECTABLE => "CUDA_ERROR_NVLINK_UNCORRECTABLE",
             code::UNSUPPORTED_PTX_VERSION => "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            code::OPERATING_SYSTEM => "CUDA_ERROR_OPERATING_SYSTEM",
             code::INVALID_HANDLE => "CUDA_ERROR_INVALID_HANDLE",
             code::NOT_READY => "CUDA_ERROR_NOT_READY",
             code::ILLEGAL_ADDRESS => "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -86,6 +89,7 @@ impl CudaError {
             code::COMPAT_NOT_SUPPORTED => "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
             code::MPS_CLIENT_TERMINATED => "CUDA_ERROR_MPS_CLIENT_TERMINATED",
             code::EXTERNAL_DEVICE => "CUDA_ERROR_EXTERNAL_DEVICE",
+            code::UNKNOWN => "CUDA_ERROR_UNKNOWN",
             _ => return None,
         })
     }
@@ -129,7 +133,42 @@ impl CudaError {
         }
     }
 
+    /// What helps where the code means something else at this call than elsewhere.
+    fn remedy_of_call(self) -> Option<&'static str> {
+        Some(match (self.call, self.code) {
+            // What is pinned is the host's memory, and no GPU's.
+            ("cuMemHostAlloc" | "cuMemHostRegister", code::OUT_OF_MEMORY) => {
+                "free host memory, or raise the limit on locked memory (ulimit -l unlimited, LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a container) and on the control group's memory"
+            }
+            ("cuMemAddressReserve", code::OUT_OF_MEMORY) => {
+                "raise the limit on this process's address space (ulimit -v unlimited)"
+            }
+            ("cuInit", code::OPERATING_SYSTEM) => {
+                "see that /dev/nvidiactl, /dev/nvidia-uvm and the GPUs' own devices are there and open for this user (nvidia-smi and nvidia-modprobe -u make them; give them to the container)"
+            }
+            ("cuInit", code::UNKNOWN) => {
+                "load nvidia-uvm (nvidia-modprobe -u) and see dmesg for what the NVIDIA kernel module says"
+            }
+            ("cuInit", code::INVALID_DEVICE) => {
+                "correct CUDA_VISIBLE_DEVICES: it names a GPU twice, or one that is not there"
+            }
+            (_, code::NOT_INITIALIZED) => {
+                "see nvidia-smi and dmesg; a process that was forked after CUDA was used must start a program of its own (exec, spawn)"
+            }
+            ("cuMemImportFromShareableHandle", code::UNKNOWN | code::INVALID_HANDLE) => {
+                "see that the peer lives and that both ends have the same driver, and fetch its locator again"
+            }
+            ("cuMemSetAccess", code::INVALID_DEVICE | code::PEER_ACCESS_UNSUPPORTED) => {
+                "use GPUs with NVLink or PCIe peer access (nvidia-smi topo -p2p r), or allow another transport"
+            }
+            _ => return None,
+        })
+    }
+
     fn remedy(self) -> Option<&'static str> {
+        if let Some(remedy) = self.remedy_of_call() {
+            return Some(remedy);
+        }
         Some(match self.code {
             code::OUT_OF_MEMORY => "free GPU memory (nvidia-smi shows who holds it) or choose another GPU",
             code::STUB_LIBRARY => {
@@ -192,6 +231,33 @@ mod tests {
             assert_eq!(lost.kind(), Kind::ContextLost, "{code}");
             assert!(lost.remedy().is_some_and(|remedy| remedy.contains("restart this process")), "{lost}");
         }
+    }
+
+    /// A code says where to look only together with its call.
+    #[test]
+    fn the_same_code_has_another_remedy_at_another_call() {
+        for (call, code, words) in [
+            ("cuMemCreate", 2, "GPU memory"),
+            ("cuMemHostAlloc", 2, "locked memory"),
+            ("cuMemHostRegister", 2, "locked memory"),
+            ("cuMemAddressReserve", 2, "address space"),
+            ("cuInit", 304, "/dev/nvidiactl"),
+            ("cuInit", 999, "nvidia-uvm"),
+            ("cuInit", 101, "CUDA_VISIBLE_DEVICES"),
+            ("cuInit", 3, "forked"),
+            ("cuInit", 100, "make a GPU visible"),
+            ("cuMemImportFromShareableHandle", 999, "fetch its locator again"),
+            ("cuMemSetAccess", 101, "peer access"),
+        ] {
+            let error: Error = CudaError { call, code }.into();
+            assert!(error.remedy().is_some_and(|remedy| remedy.contains(words)), "{error}");
+        }
+        for call in ["cuMemHostAlloc", "cuMemHostRegister", "cuMemAddressReserve"] {
+            let error: Error = CudaError { call, code: 2 }.into();
+            assert!(!error.remedy().unwrap_or_default().contains("GPU memory"), "{error}");
+            assert_eq!(error.kind(), Kind::Exhausted);
+        }
+        assert_eq!(Error::from(CudaError { call: "cuEventQuery", code: 999 }).remedy(), None);
     }
 
     /// Among them what lies between sticky ones: too many resources, peer access, registered memory.

@@ -105,6 +105,13 @@ impl Plan {
     }
 }
 
+/// What a bench of the GPU's hash says without the kernel.
+pub(crate) fn not_here(why: &str) -> Error {
+    Error::new(Kind::Unavailable, "hash", format!("the kernel does not work on this GPU: {why}")).with_remedy(
+        "measure on a GPU of compute capability 7.0 or later with a driver that loads the kernel; without it blocks are hashed by the host",
+    )
+}
+
 /// Checks that `block` is a block size and that `range` begins and ends where blocks do.
 pub(crate) fn check_blocks(payload: u64, range: ByteRange, block: u64) -> Result<()> {
     let whole = block.is_power_of_two()

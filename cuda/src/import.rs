@@ -1,9 +1,10 @@
 //! A peer's arena, mapped read-only on our own GPU.
 
 use crate::{
-    Context,
+    Context, Device,
     mover::Looks,
     ops::{Access, AllocationKind},
+    probe,
     vmm::{Mapping, Memory},
 };
 use flashboot_core::{Code, Error, Generation, Kind, Location, Locator, MAX_SHARDS, Result, control};
@@ -33,7 +34,7 @@ impl Import {
     /// [`Kind::Mismatch`] when the locator's numbers do not fit each other, this GPU's granularity or the memory.
     pub fn from_fd(context: &Context, fd: BorrowedFd<'_>, locator: &Locator) -> Result<Self> {
         check(context, locator)?;
-        Self::map(locator, || Memory::import_fd(context, fd, locator.capacity))
+        Self::map(context, locator, || Memory::import_fd(context, fd, locator.capacity))
     }
 
     /// From the fabric handle that a peer in the same NVLink domain sent.
@@ -42,16 +43,19 @@ impl Import {
     /// As for [`from_fd`](Self::from_fd).
     pub fn from_fabric(context: &Context, handle: &[u8; 64], locator: &Locator) -> Result<Self> {
         check(context, locator)?;
-        Self::map(locator, || Memory::import_fabric(context, handle, locator.capacity))
+        Self::map(context, locator, || Memory::import_fabric(context, handle, locator.capacity))
     }
 
-    fn map(locator: &Locator, memory: impl FnOnce() -> Result<Memory>) -> Result<Self> {
+    fn map(context: &Context, locator: &Locator, memory: impl FnOnce() -> Result<Memory>) -> Result<Self> {
         let began = Instant::now();
         let mapping = Mapping::new(memory()?, Access::Read).map_err(|e| {
             if e.op() == "cuMemMap" && e.code() == Some(Code::Cuda(crate::error::code::INVALID_VALUE)) {
                 let detail =
                     format!("the peer's memory has not the {} bytes of its locator", locator.capacity);
                 return mismatch(detail);
+            }
+            if e.op() == "cuMemSetAccess" {
+                return apart(context.device(), locator).unwrap_or(e);
             }
             e
         })?;
@@ -111,6 +115,12 @@ impl Import {
         let base = base.ok_or_else(|| mismatch(format!("a payload of {} bytes", self.payload)))?;
         self.mapping.range("control block", base, len)
     }
+}
+
+/// What a refused access means where the two GPUs do not reach each other: the driver's number alone does not say.
+fn apart(device: &Device, locator: &Locator) -> Option<Error> {
+    let devices = Device::all_of(&device.ops).ok()?;
+    probe::reaches(device, &devices, &locator.location).err()
 }
 
 fn mismatch(detail: String) -> Error {

@@ -33,6 +33,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use api::driver_is_absent;
 pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
 pub use bounded::bounded;
 pub use context::Context;

@@ -240,8 +240,7 @@ impl CudaMover {
             let copied = Event::new(hop.context())?;
             hop.queue_transfer(part, to + at, None, &copied)?;
             let launched = hop.queue_hash(part, block)?;
-            let refused = || Error::new(Kind::Unavailable, "hash", "the GPU's kernel does not work here");
-            held.push((copied, launched.ok_or_else(refused)?));
+            held.push((copied, launched.ok_or_else(|| hash::not_here("see the warning"))?));
             at += size;
         }
         end.record(&hop.hash)?;

@@ -140,21 +140,29 @@ pub fn pair(
         return Err(Error::new(Kind::Mismatch, "probe", "the arena to fill is in no GPU's memory"));
     };
     let devices = Device::all()?;
-    let find = |uuid: &str| devices.iter().find(|device| device.uuid() == uuid);
-    let device = find(ours).ok_or_else(|| {
+    let device = devices.iter().find(|device| device.uuid() == ours).ok_or_else(|| {
         Error::new(Kind::Unavailable, "device", format!("this process does not see the GPU {ours}"))
             .with_remedy("see CUDA_VISIBLE_DEVICES and the devices of the container")
     })?;
-    // A GPU that this process does not see can be mapped all the same: then the trial alone tells.
-    if let Location::Gpu { uuid: theirs, .. } = &locator.location
-        && let Some(peer) = find(theirs)
+    reaches(device, &devices, &locator.location)?;
+    import(&Context::open(device)?)?.check_source()
+}
+
+/// Whether `device` can map memory at `there`, as far as `devices`, the process's own, tell. A GPU that this process does not
+/// see can be mapped all the same: then the trial alone tells.
+///
+/// # Errors
+/// [`Kind::Unavailable`] when the driver says no.
+pub(crate) fn reaches(device: &Device, devices: &[Device], there: &Location) -> Result<()> {
+    if let Location::Gpu { uuid: theirs, .. } = there
+        && let Some(peer) = devices.iter().find(|device| device.uuid() == theirs)
         && !device.can_map(peer)?
     {
-        let detail = format!("the GPU {ours} cannot map memory of the GPU {theirs}");
+        let detail = format!("the GPU {} cannot map memory of the GPU {theirs}", device.uuid());
         return Err(Error::new(Kind::Unavailable, "cuDeviceCanAccessPeer", detail)
             .with_remedy("use GPUs with NVLink or PCIe peer access, or allow another transport"));
     }
-    import(&Context::open(device)?)?.check_source()
+    Ok(())
 }
 
 /// Runs `climb` on a thread and gathers what it says until it ends or time is up.

@@ -179,8 +179,12 @@ impl Hop {
         if self.looks.by_copy.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let function = self.context().kernel().ok().and_then(|kernel| kernel.look);
-        let launched = function.map(|function| {
+        let function = self.context().kernel().and_then(|kernel| {
+            let none =
+                || Error::new(Kind::Unavailable, "cuModuleGetFunction", "the module has no such kernel");
+            kernel.look.ok_or_else(none)
+        });
+        let launched = function.and_then(|function| {
             let out = slot.words.as_ptr().expose_provenance() as u64;
             let args = &mut [Arg::U64(progress), Arg::U64(generation), Arg::U64(out)];
             let launch = Launch { function, grid: 1, block: 1, stream: stream.object(), args };
@@ -191,11 +195,10 @@ impl Hop {
             })
         });
         match launched {
-            Some(Ok(())) => Ok(true),
-            Some(Err(error)) if self.context().lost().is_some() => Err(error),
-            refused => {
-                let error = refused.and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
-                tracing::warn!(error, "no kernel to look at sources with: looks wait for the copy engine");
+            Ok(()) => Ok(true),
+            Err(error) if self.context().lost().is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "no kernel to look at sources with: looks wait for the copy engine");
                 self.looks.by_copy.store(true, Ordering::Relaxed);
                 Ok(false)
             }
