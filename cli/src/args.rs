@@ -3,7 +3,7 @@
 use crate::{settings::Overrides, verbs};
 use clap::{ArgAction, Args, Parser, Subcommand};
 use flashboot::config::LogFormat;
-use std::path::PathBuf;
+use std::{ops::RangeInclusive, path::PathBuf};
 
 /// Gets a model's weights into memory, byte-exact: packs a checkpoint into an image, replicates it, verifies
 /// every block.
@@ -38,6 +38,19 @@ pub(crate) struct Global {
     /// How log lines look
     #[arg(long, global = true, value_name = "text|json", value_parser = log_format)]
     pub(crate) log_format: Option<LogFormat>,
+}
+
+/// A whole number of this range.
+pub(crate) fn number(range: RangeInclusive<u32>) -> impl Fn(&str) -> Result<u32, String> + Clone {
+    move |text| match text.parse::<u64>() {
+        Ok(n) if range.contains(&u32::try_from(n).unwrap_or(u32::MAX)) && n <= u64::from(u32::MAX) => {
+            Ok(n as u32)
+        }
+        _ if *range.end() == u32::MAX => {
+            Err(format!("`{text}` is no whole number from {} on", range.start()))
+        }
+        _ => Err(format!("`{text}` is no whole number from {} to {}", range.start(), range.end())),
+    }
 }
 
 fn log_format(text: &str) -> Result<LogFormat, String> {

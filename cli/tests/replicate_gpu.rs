@@ -135,7 +135,7 @@ fn loses_clone_1(machine: &mut Machine, topology: &str, fault: impl Fn(u32) -> S
         assert_eq!((exit, &error["kind"]), (1, &"context-lost".into()), "{fault}: {report}");
         let detail = error["detail"].as_str().unwrap();
         assert!(detail.starts_with("clone 1: ") && detail.contains(words), "{fault}: {detail}");
-        assert!(error["remedy"].as_str().unwrap().contains("restart this process"), "{fault}: {error}");
+        assert!(error["remedy"].as_str().unwrap().contains("run replicate again"), "{fault}: {error}");
         let Some(clones) = report["clones"].as_array() else { continue };
         in_transfer += 1;
         assert_eq!((&clones[0]["ready_ms"], &clones[0]["killed"]), (&Value::Null, &false.into()), "{report}");
@@ -213,4 +213,49 @@ fn what_a_gpu_cannot_do_is_refused_with_a_remedy_before_anyone_starts() {
     let (kind, detail, remedy) = machine.refused(&["--device", "cuda:0", "--transport", "ipc"], 1);
     assert_eq!(kind, "exhausted", "{detail}");
     assert!(!remedy.is_empty(), "{detail}");
+}
+
+#[test]
+fn without_peer_access_ipc_alone_says_what_auto_says() {
+    let mut machine = Machine::new();
+    machine.driver.only("P2P", "none");
+    let (kind, detail, remedy) =
+        machine.refused(&["-n", "1", "--device", "cuda:0,1", "--transport", "ipc"], 1);
+    assert_eq!(kind, "unavailable", "{detail}");
+    assert!(detail.contains("cuDeviceCanAccessPeer") && detail.contains("cannot map memory"), "{detail}");
+    assert!(remedy.contains("peer access"), "{remedy}");
+}
+
+#[test]
+fn without_peer_access_imex_does_not_reach_the_next_gpu_of_one_host_either() {
+    let mut machine = Machine::new();
+    machine.driver = machine.driver.with_imex();
+    machine.driver.only("P2P", "none");
+    let (_, detail, _) = machine.refused(&["-n", "1", "--device", "cuda:0,1", "--transport", "imex"], 1);
+    assert!(detail.contains("cuDeviceCanAccessPeer"), "{detail}");
+}
+
+#[test]
+fn the_transport_is_the_one_chosen_though_no_clone_finished() {
+    let mut machine = Machine::new();
+    let args = ["-n", "1", "--device", "cuda:0,1", "--chunk", "16MiB", "--kill", "1@1"];
+    let (_, report) = machine.replicate(&args);
+    assert_eq!((&report["transport"], &report["clones"][0]["killed"]), (&"ipc".into(), &true.into()));
+    assert!(report["passed_over"].as_array().unwrap().iter().any(|p| p["name"] == "imex"), "{report}");
+    machine.driver = machine.driver.with_imex();
+    let (_, report) = machine.replicate(&args);
+    assert_eq!((&report["transport"], &report["clones"][0]["killed"]), (&"imex".into(), &true.into()));
+}
+
+#[test]
+fn a_missing_kernel_is_told_with_the_drivers_words() {
+    let mut machine = Machine::new();
+    // ipc has the words of a source on its own host.
+    machine.driver = machine.driver.with_imex();
+    machine.driver.only("NO_KERNEL", "1");
+    let args = ["replicate", text(&machine.image), "-n", "1", "--device", "cuda:0,1"];
+    let output = machine.driver.on(machine.place.flashboot(&args)).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let look = told.lines().find(|line| line.contains("no kernel to look at sources with"));
+    assert!(look.is_some_and(|line| line.contains("cuModuleLoadData")), "{told}");
 }

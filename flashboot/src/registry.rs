@@ -182,7 +182,14 @@ impl Registry {
             }
         }
         if ready.is_empty() {
-            return Err(none_left("no transport works on this machine", &passed));
+            return Err(match (choice, passed.as_slice()) {
+                (Choice::Only(name), [only]) => {
+                    let detail = format!("{name} does not work here: {}", only.reason);
+                    let error = Error::new(Kind::Unavailable, "transport", detail);
+                    if only.remedy.is_empty() { error } else { error.with_remedy(only.remedy.clone()) }
+                }
+                _ => none_left("no transport works on this machine", &passed),
+            });
         }
         Ok(Endpoints { ready, passed })
     }
@@ -468,7 +475,7 @@ mod tests {
         let e = registry.open(Choice::Only(TransportName::Imex), &[], &settings).await.unwrap_err();
         assert_eq!(
             e.detail(),
-            "no transport works on this machine (imex: moves GPU to GPU memory, and the arenas are in host memory)"
+            "imex does not work here: moves GPU to GPU memory, and the arenas are in host memory"
         );
         settings.device = Some("cuda:0".into());
         let mut registry = Registry::default();

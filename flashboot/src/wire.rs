@@ -79,23 +79,28 @@ impl From<&Error> for ErrorWire {
 }
 
 impl ErrorWire {
-    /// The error again, as one of `who`'s: its call becomes part of the sentence, since the boundary's error
-    /// names calls of this process; and so do the words of its code, whose number is of that call.
-    pub fn into_error(self, who: &str) -> Error {
+    /// The error again, as one of `who`'s, a process that this one started for `op`: its call becomes part of the sentence,
+    /// since the boundary's error names calls of this process; and so do the words of its code, whose number is of that call.
+    /// That process is not the caller's to start again.
+    pub fn into_error(self, op: &'static str, who: &str) -> Error {
         let kind = KINDS.into_iter().find(|kind| kind_name(*kind) == self.kind).unwrap_or(Kind::Protocol);
-        let Self { op, detail, peer, chunk, code_text, remedy, .. } = self;
+        let Self { op: call, detail, peer, chunk, code_text, remedy, .. } = self;
         let code = code_text.map_or_else(String::new, |text| format!(": {text}"));
-        let mut error = Error::new(kind, "replicate", format!("{who}: {op}: {detail}{code}"));
+        let mut error = Error::new(kind, op, format!("{who}: {call}: {detail}{code}"));
         if let Some(peer) = peer {
             error = error.with_peer(peer);
         }
         if let Some(chunk) = chunk {
             error = error.with_chunk(chunk);
         }
-        if let Some(remedy) = remedy {
-            error = error.with_remedy(remedy);
+        match remedy {
+            Some(_) if kind == Kind::ContextLost => error.with_remedy(format!(
+                "see what dmesg (the Xid) and nvidia-smi say of that GPU, then run {op} again: the GPU context of this rank's \
+                 process is beyond use"
+            )),
+            Some(remedy) => error.with_remedy(remedy),
+            None => error,
         }
-        error
     }
 }
 
@@ -112,7 +117,7 @@ mod tests {
         let wire = ErrorWire::from(&e);
         assert_eq!(wire.kind, "stale-generation");
         let json = serde_json::to_string(&wire).unwrap();
-        let back = serde_json::from_str::<ErrorWire>(&json).unwrap().into_error("clone 2");
+        let back = serde_json::from_str::<ErrorWire>(&json).unwrap().into_error("replicate", "clone 2");
         assert_eq!((back.kind(), back.peer(), back.chunk()), (e.kind(), Some("#3"), Some(7)));
         assert_eq!(
             back.to_string(),
@@ -123,11 +128,21 @@ mod tests {
     #[test]
     fn the_lower_layers_words_cross_too() {
         let e = Error::from_errno("mmap", 12, "mapping a memfd");
-        let back = ErrorWire::from(&e).into_error("clone 1");
+        let back = ErrorWire::from(&e).into_error("bench", "clone 1");
         assert_eq!(
             back.to_string(),
-            "replicate: clone 1: mmap: mapping a memfd: Cannot allocate memory (os error 12)"
+            "bench: clone 1: mmap: mapping a memfd: Cannot allocate memory (os error 12)"
         );
+    }
+
+    #[test]
+    fn what_a_worker_cannot_do_is_not_asked_of_its_user() {
+        let e = Error::new(Kind::ContextLost, "cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED")
+            .with_remedy("restart this process and let it join again");
+        let back = ErrorWire::from(&e).into_error("replicate", "clone 1");
+        assert_eq!(back.kind(), Kind::ContextLost);
+        let remedy = back.remedy().unwrap();
+        assert!(remedy.contains("run replicate again") && !remedy.contains("this process"), "{remedy}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `flashboot replicate IMAGE --clones N`.
 
 use crate::{
+    args::number,
     exit::Failure,
     human, interrupt,
     output::Output,
@@ -29,7 +30,7 @@ pub(crate) struct ReplicateArgs {
     /// The image's directory
     image: PathBuf,
     /// Number of clones, each a process with an arena of its own [default: 1]
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, value_parser = number(0..=u32::MAX))]
     clones: Option<u32>,
     /// Whose memory: host, cuda:* (every visible GPU), or GPUs such as cuda:0,1, by number, UUID or PCI address; ranks
     /// go around them [default: host]
@@ -47,7 +48,7 @@ pub(crate) struct ReplicateArgs {
     /// Bytes of one copy, a whole number of 16MiB blocks, or auto [default: auto]
     #[arg(short, long, value_name = "auto|SIZE")]
     chunk: Option<Chunk>,
-    /// auto, ipc, imex or mock (in-process, virtual time) [default: auto]
+    /// auto, imex, ipc, rdma, tcp or mock (in-process, virtual time) [default: auto]
     #[arg(long, value_name = "NAME")]
     transport: Option<Choice>,
     /// What auto may choose, such as ipc,tcp [default: everything but mock]
@@ -253,7 +254,7 @@ pub(super) fn text(report: &Report) -> String {
         human::bytes(report.bytes),
         human::count(report.clones.len() as u64, "clone"),
         report.topology,
-        report.transport,
+        report.transport.map_or("no transport", |transport| transport.as_str()),
         ByteSize(report.chunk_bytes),
         proved(report),
     );

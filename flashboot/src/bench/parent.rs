@@ -116,7 +116,7 @@ impl Parent<'_> {
     async fn cause(&self, rank: Rank, how: String) -> Error {
         let said = self.board.look(&names::failed(rank)).await.ok().flatten();
         match said.and_then(|json| serde_json::from_str::<ErrorWire>(&json).ok()) {
-            Some(wire) => wire.into_error(&who(rank)),
+            Some(wire) => wire.into_error("bench", &who(rank)),
             None => Error::new(Kind::SourceLost, "bench", format!("{} {how}", who(rank))),
         }
     }

@@ -225,6 +225,8 @@ pub(crate) struct Mapped {
     pub(crate) load: Duration,
     /// Importing the sources (a clone's).
     pub(crate) map: Duration,
+    /// What was imported (a clone's).
+    pub(crate) hops: Vec<HopTaken>,
 }
 
 /// A clone is done: every byte verified and committed.

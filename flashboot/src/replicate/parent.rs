@@ -12,12 +12,12 @@ use super::{
     worker::secured,
 };
 use crate::{
-    config::{Choice, Pages},
+    config::{Memory, Pages},
     scratch::Scratch,
     service,
     wire::ErrorWire,
 };
-use flashboot_core::{Error, Kind, Result, TransportName, schedule::Rank};
+use flashboot_core::{Error, Kind, Result, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};
 use flashboot_rendezvous::{Board as _, BoardServer, Inside, LocalBoard, Server, protocol};
 use std::{
@@ -115,12 +115,17 @@ fn admit(job: &Job) -> Result<()> {
         // Asked of the GPUs already; the host gives windows only.
         return Ok(());
     }
-    let huge = HugePages::read(job.memory.numa_node).is_some_and(|pages| pages.available > 0);
-    if huge || job.memory.pages == Pages::Huge {
+    host_room(job.memory, job.bytes.saturating_mul(u64::from(job.ranks())))
+}
+
+/// Whether the host has `bytes` for arenas.
+pub(crate) fn host_room(memory: Memory, bytes: u64) -> Result<()> {
+    let huge = HugePages::read(memory.numa_node).is_some_and(|pages| pages.available > 0);
+    if huge || memory.pages == Pages::Huge {
         // Of a pool of their own; an arena that does not get them says so.
         return Ok(());
     }
-    budget::admit(job.bytes.saturating_mul(u64::from(job.ranks())))
+    budget::admit(bytes)
 }
 
 /// The run's service, on loopback, for who can read `directory`.
@@ -198,11 +203,7 @@ impl Parent {
         let release = Clock::Host.now();
         job::put(&*self.board, job::RELEASE, &release).await?;
         let error = self.transfer().await;
-        let transport = match self.job.settings.transport {
-            Choice::Only(name) => name,
-            Choice::Auto => TransportName::Ipc,
-        };
-        let setting = Setting { processes: true, setup: release.saturating_sub(began), release, transport };
+        let setting = Setting { processes: true, setup: release.saturating_sub(began), release };
         Ok(Outcome { report: report::report(&self.job, rank, &self.known, setting), error })
     }
 
@@ -245,7 +246,7 @@ impl Parent {
     /// What `rank` says it failed with.
     async fn failed(&self, rank: Rank) -> Option<Error> {
         let said = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await;
-        said.ok().flatten().map(|wire| wire.into_error(&who(rank)))
+        said.ok().flatten().map(|wire| wire.into_error("replicate", &who(rank)))
     }
 
     /// Until every clone is ready or gone. Returns the first failure that was not asked for.
@@ -315,7 +316,7 @@ impl Parent {
         }
         if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
         {
-            return failed.into_error(&who(rank));
+            return failed.into_error("replicate", &who(rank));
         }
         let ended = match status {
             Ok(status) => match (status.code(), status.signal()) {

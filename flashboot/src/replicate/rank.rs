@@ -131,8 +131,8 @@ impl Seat {
         if let Some(source) = membership.upstream() {
             members.map_ahead(peer(source)).await.map_err(|e| e.with_peer(peer(source)))?;
         }
-        let mapped =
-            Mapped { arena: self.arena_took, map: clock.now().saturating_sub(began), ..Mapped::default() };
+        let map = clock.now().saturating_sub(began);
+        let mapped = Mapped { arena: self.arena_took, map, hops: taken(job, &members), ..Mapped::default() };
         job::put(&**board, &job::name(About::Mapped, *rank), &mapped).await?;
         board.wait(job::RELEASE, settings.setup_timeout).await?;
 
@@ -153,9 +153,6 @@ impl Seat {
         let at = clock.now();
         let report = report?;
         membership.complete();
-        let hops = members.hops().into_iter().filter_map(|Hop { source, transport, passed }| {
-            Some(HopTaken { source: job.rank_of(source)?, transport, passed })
-        });
         let ready = Ready {
             at,
             processor: clock.processor().saturating_sub(used),
@@ -166,9 +163,17 @@ impl Seat {
             verified: report.verified,
             repaired: report.repaired,
             losses: report.losses,
-            hops: hops.collect(),
+            hops: taken(&job, &members),
         };
         job::put(&*board, &job::name(About::Ready, rank), &ready).await?;
         Ok(membership)
     }
+}
+
+/// Every source imported so far, by rank.
+fn taken(job: &Job, members: &Members) -> Vec<HopTaken> {
+    let by_rank = |Hop { source, transport, passed }| {
+        Some(HopTaken { source: job.rank_of(source)?, transport, passed })
+    };
+    members.hops().into_iter().filter_map(by_rank).collect()
 }

@@ -1,6 +1,6 @@
 //! The account of one replication: DESIGN's fields for `replicate`, and some beside them.
 
-use super::job::{Job, Mapped, Ready};
+use super::job::{HopTaken, Job, Mapped, Ready};
 use crate::{config::Topology, registry::PassedOver};
 use flashboot_core::{TransportName, schedule::Rank};
 use serde::Serialize;
@@ -13,8 +13,8 @@ pub struct Report {
     pub image: String,
     /// The rank image's name.
     pub rank: String,
-    /// What moved the bytes; of several, the first clone's.
-    pub transport: TransportName,
+    /// What moved the bytes; of several, the first clone's. `None` when no clone had come to choose one.
+    pub transport: Option<TransportName>,
     /// Hops that did not get the first transport of `auto`'s order that was allowed.
     pub fallbacks: u32,
     /// Transports that were passed over, each with its reason, once.
@@ -118,20 +118,18 @@ pub(crate) struct Setting {
     pub(crate) processes: bool,
     pub(crate) setup: Duration,
     pub(crate) release: Duration,
-    /// The transport when no clone got as far as to tell.
-    pub(crate) transport: TransportName,
 }
 
 pub(crate) fn report(job: &Job, rank: &str, known: &[Known], setting: Setting) -> Report {
-    let Setting { processes, setup, release, transport } = setting;
+    let Setting { processes, setup, release } = setting;
     let readies = || known.iter().filter_map(|k| k.ready.as_ref());
-    let hops = || readies().flat_map(|ready| &ready.hops);
+    let hops = || known.iter().flat_map(taken);
     let passed: BTreeSet<_> = hops().flat_map(|hop| hop.passed.iter().cloned()).collect();
     let seed = known.first().and_then(|k| k.mapped.clone()).unwrap_or_default();
     Report {
         image: job.image.clone(),
         rank: rank.to_owned(),
-        transport: hops().next().map_or(transport, |hop| hop.transport),
+        transport: hops().next().map(|hop| hop.transport),
         fallbacks: u32::try_from(hops().filter(|hop| !hop.passed.is_empty()).count()).unwrap_or(u32::MAX),
         passed_over: passed.into_iter().collect(),
         topology: job.settings.topology,
@@ -152,6 +150,15 @@ pub(crate) fn report(job: &Job, rank: &str, known: &[Known], setting: Setting) -
     }
 }
 
+/// Every source that a rank had; of a clone that did not finish the one it was to begin with.
+fn taken(known: &Known) -> &[HopTaken] {
+    match (&known.ready, &known.mapped) {
+        (Some(ready), _) => &ready.hops,
+        (None, Some(mapped)) => &mapped.hops,
+        (None, None) => &[],
+    }
+}
+
 fn clone(job: &Job, index: Rank, known: &Known, release: Duration) -> CloneReport {
     let mapped = known.mapped.clone().unwrap_or_default();
     let ready = known.ready.as_ref();
@@ -161,9 +168,7 @@ fn clone(job: &Job, index: Rank, known: &Known, release: Duration) -> CloneRepor
         index,
         device: job.gpu(index).map(str::to_owned),
         source: ready.and_then(|r| r.hops.last()).map_or(planned, |hop| hop.source),
-        hops: ready
-            .map(|r| r.hops.iter().map(|h| Hop { source: h.source, transport: h.transport }).collect())
-            .unwrap_or_default(),
+        hops: taken(known).iter().map(|h| Hop { source: h.source, transport: h.transport }).collect(),
         arena_ms: ms(mapped.arena),
         map_ms: ms(mapped.map),
         transfer_ms: ready.map(|r| ms(r.transfer)),

@@ -61,7 +61,7 @@ pub(super) async fn run(job: Arc<Job>, request: &Request) -> Result<Outcome> {
         known.mapped = job::look::<Mapped>(&*board, &job::name(About::Mapped, rank)).await?;
         known.ready = job::look::<Ready>(&*board, &job::name(About::Ready, rank)).await?;
     }
-    let setting = Setting { processes: false, setup: release, release, transport: TransportName::Mock };
+    let setting = Setting { processes: false, setup: release, release };
     let report = report::report(&job, &request.source.rank, &known, setting);
     Ok(Outcome { report, error: first(&errors) })
 }
