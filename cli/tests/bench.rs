@@ -268,7 +268,142 @@ fn what_cannot_be_measured_is_refused() {
         let (exit, report) = bench(&place, None, args);
         assert_eq!(exit, 2, "{args:?}: {report}");
     }
+    let (_, report) = bench(&place, None, &["topology", "--clones", "abc"]);
+    assert!(report["error"]["message"].as_str().unwrap().contains("`abc` is no whole number"), "{report}");
+    let help = place.flashboot(&["bench", "topology", "--help"]).output().unwrap();
+    assert!(said(&help).contains("[default: 1,2,4]"), "{}", said(&help));
     let (exit, report) = bench(&place, None, &["copy", "--device", "cuda:0", "--sizes", "1MiB"]);
     assert_eq!(exit, 1, "{report}");
     assert!(report["error"]["remedy"].as_str().is_some_and(|remedy| remedy.contains("driver")), "{report}");
+}
+
+const ONE_COPY: [&str; 7] = ["bench", "copy", "--sizes", "1MiB", "--repeats", "1", "--json"];
+
+/// The lines on stderr.
+fn lines(output: &std::process::Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn host_memory_is_measured_in_place_of_gpus_that_cannot_be_used_with_the_reason() {
+    let place = Place::new();
+    let mut driver = Driver::new(&place);
+    for (variable, value, words) in [
+        ("MIG", "1", "MIG instance"),
+        ("DRIVER_VERSION", "11000", "CUDA 11.0"),
+        ("DEVICES", "0", "NO_DEVICE"),
+        ("VISIBLE", "", "NO_DEVICE"),
+        ("JUNK", "", "cannot be loaded"),
+    ] {
+        let mut command = place.flashboot(&[&ONE_COPY[..], &["--vs", "nccl"]].concat());
+        driver.only(variable, value);
+        command = driver.on(command);
+        match variable {
+            "VISIBLE" => drop(command.env("CUDA_VISIBLE_DEVICES", "")),
+            "JUNK" => {
+                let junk = place.path("junk");
+                fs::create_dir(&junk).unwrap();
+                fs::write(junk.join("libcuda.so.1"), "").unwrap();
+                fs::write(junk.join("libcuda.so"), "").unwrap();
+                command.env("LD_LIBRARY_PATH", junk);
+            }
+            _ => {}
+        }
+        let output = command.output().unwrap();
+        let (report, told) = (object(&output), lines(&output));
+        assert_eq!(report["gpus"], Value::Array(Vec::new()), "{variable}");
+        assert!(report["gpus_missing"].as_str().unwrap().contains(words), "{variable}: {report}");
+        assert_eq!(told.len(), 1, "{variable}: {told:?}");
+        assert!(told[0].contains("host memory is measured, the GPUs cannot be used"), "{told:?}");
+        assert!(told[0].contains(words), "{told:?}");
+        let nccl = report["nccl_missing"].as_str().unwrap();
+        assert!(nccl.contains("host memory was measured") && !nccl.contains("one GPU"), "{nccl}");
+    }
+}
+
+#[test]
+fn host_memory_is_measured_where_there_is_no_driver_and_one_line_says_so() {
+    let place = Place::new();
+    let driver = Driver::new(&place);
+    let nowhere = place.path("nowhere");
+    fs::create_dir(&nowhere).unwrap();
+    let output = driver.on(place.flashboot(&ONE_COPY)).env("LD_LIBRARY_PATH", nowhere).output().unwrap();
+    let (report, told) = (object(&output), lines(&output));
+    // A machine with a driver of its own has GPUs.
+    let line = "flashboot: host memory is measured: no libcuda.so.1 on this machine's library path";
+    let none = report["gpus"].as_array().unwrap().is_empty();
+    assert_eq!(none, told == [line], "{told:?}: {report}");
+}
+
+#[test]
+fn what_does_not_fit_is_left_out_and_said_and_the_rest_is_measured() {
+    let place = Place::new();
+    let mut driver = Driver::new(&place);
+    driver.only("MEM", "256MiB");
+    let args = ["copy", "--device", "cuda:0,1", "--repeats", "1", "--sizes"];
+    let report = ok(&place, Some(&driver), &[&args[..], &["1MiB,512MiB"]].concat());
+    let sizes: Vec<_> =
+        report["stages"].as_array().unwrap().iter().map(|s| s["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [1 << 20, 1 << 20]);
+    let skipped = report["skipped"].as_array().unwrap();
+    assert_eq!((skipped.len(), &skipped[0]["bytes"]), (1, &(512_u64 << 20).into()), "{report}");
+    let command = driver.on(place.flashboot(&[&["bench"], &args[..], &["1MiB,512MiB"]].concat()));
+    let output = { command }.output().unwrap();
+    assert!(
+        lines(&output).iter().any(|line| line.contains("not measured: star of 2, 512MiB")),
+        "{}",
+        said(&output)
+    );
+    let (exit, report) = bench(&place, Some(&driver), &[&args[..], &["512MiB,1GiB"]].concat());
+    assert_eq!((exit, &report["error"]["kind"]), (1, &"exhausted".into()), "{report}");
+    let report = ok(
+        &place,
+        Some(&driver),
+        &["hash", "--device", "cuda:0", "--repeats", "1", "--sizes", "16MiB,512MiB"],
+    );
+    assert_eq!(
+        (report["hashes"].as_array().unwrap().len(), &report["skipped"][0]["bytes"]),
+        (1, &(512_u64 << 20).into())
+    );
+}
+
+#[test]
+fn what_was_measured_before_an_error_is_printed_with_it() {
+    let place = Place::new();
+    let mut driver = Driver::new(&place);
+    let args =
+        ["copy", "--device", "cuda:0,1", "--transport", "ipc", "--repeats", "1", "--sizes", "1MiB,17MiB"];
+    let mut in_the_middle = 0;
+    for nth in 4..10 {
+        driver.only("FAULTS", &format!("cuMemCreate:{nth}:LAUNCH_FAILED"));
+        let (exit, report) = bench(&place, Some(&driver), &args);
+        if exit == 0 {
+            break;
+        }
+        let message = report["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("bench: "), "{message}");
+        let Some(stages) = report["stages"].as_array() else { continue };
+        in_the_middle += 1;
+        assert_eq!((stages.len(), &stages[1]["bytes"]), (2, &(1 << 20).into()), "{report}");
+        let output = driver.on(place.flashboot(&[&["bench"], &args[..]].concat())).output().unwrap();
+        let table = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(table.contains("1MiB") && !table.contains("17MiB"), "{}", said(&output));
+        assert!(lines(&output).last().unwrap().starts_with("flashboot: bench: "), "{}", said(&output));
+    }
+    assert!(in_the_middle > 0, "no error fell into the middle");
+}
+
+#[test]
+fn a_hash_without_its_kernel_says_what_to_do_and_set_up_says_what_it_measured() {
+    let place = Place::new();
+    let mut driver = Driver::new(&place);
+    let setup = ["bench", "setup", "--device", "cuda:0", "--sizes", "16MiB", "--repeats", "1"];
+    let output = driver.on(place.flashboot(&setup)).output().unwrap();
+    let told = lines(&output);
+    assert!(told.iter().any(|line| line.contains("imported in")), "{told:?}");
+    assert!(told.iter().all(|line| !line.contains("last ready")), "{told:?}");
+    driver.only("NO_KERNEL", "1");
+    let (exit, report) = bench(&place, Some(&driver), &["hash", "--device", "cuda:0", "--sizes", "16MiB"]);
+    assert_eq!(exit, 1, "{report}");
+    assert!(report["error"]["remedy"].as_str().unwrap().contains("compute capability"), "{report}");
 }

@@ -3,11 +3,11 @@
 mod plan;
 mod show;
 
-use crate::{exit::Failure, interrupt, output::Output};
+use crate::{args::number, exit::Failure, interrupt, output::Output};
 use clap::{Args, Subcommand};
 use flashboot::{
     bench::{
-        self, Figures, LoadFigures, Plan,
+        self, Figures, LoadFigures, Plan, Stage,
         nccl::{self, Collective, NcclFigures},
     },
     config::{Choice, Chunk, Config, Devices},
@@ -15,7 +15,7 @@ use flashboot::{
 use flashboot_core::{ByteSize, Error, Kind};
 use plan::{Shapes, Sizes};
 use serde::Serialize;
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, time::Duration};
 
 /// How long NCCL's processes may take, import of torch included.
 const NCCL: Duration = Duration::from_secs(300);
@@ -47,12 +47,12 @@ enum What {
 /// What every bench takes.
 #[derive(Debug, Args)]
 struct Common {
-    /// Whose memory: host, cuda:*, or GPUs such as cuda:0,1; ranks go around them [default: cuda:* where there is a
-    /// driver, else host]
+    /// Whose memory: host, cuda:*, or GPUs such as cuda:0,1; ranks go around them [default: cuda:* where there are GPUs
+    /// that can be used, else host, and why]
     #[arg(long, value_name = "DEVICES")]
     device: Option<Devices>,
     /// How often each is measured; medians are shown
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 7, value_parser = number(1..=1000))]
     repeats: u32,
     /// auto, ipc, imex, rdma or tcp
     #[arg(long, value_name = "NAME", default_value = "auto")]
@@ -85,7 +85,7 @@ struct ChunkArgs {
     #[arg(long, default_value = "16MiB..2GiB")]
     chunks: Sizes,
     /// Number of clones
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 4, value_parser = number(1..=u32::MAX))]
     clones: u32,
     /// chain or star
     #[arg(long, default_value = "chain", value_parser = ["chain", "star"])]
@@ -103,7 +103,7 @@ struct TopologyArgs {
     #[arg(long, default_value = "8GiB")]
     size: ByteSize,
     /// Numbers of clones
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_parser = number(1..=u32::MAX))]
     clones: Vec<u32>,
     /// Bytes of one copy, or auto
     #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
@@ -130,7 +130,7 @@ struct GatherArgs {
     #[arg(long, default_value = "1MiB..8GiB")]
     sizes: Sizes,
     /// Number of nodes, each with its part
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(long, default_value_t = 2, value_parser = number(2..=64))]
     nodes: u32,
     /// Bytes of one copy, or auto
     #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
@@ -201,12 +201,27 @@ struct Report {
     bench: &'static str,
     /// UUIDs; none: host memory.
     gpus: Vec<String>,
+    /// Why host memory is measured though nobody asked for it.
+    gpus_missing: Option<String>,
     stages: Vec<Figures>,
     hashes: Vec<HashFigures>,
     loads: Vec<LoadFigures>,
+    /// What there is no room for.
+    skipped: Vec<Skipped>,
     nccl: Option<Vec<NcclFigures>>,
     /// Why there is no NCCL beside it.
     nccl_missing: Option<String>,
+}
+
+/// One that is not measured.
+#[derive(Debug, PartialEq, Serialize)]
+struct Skipped {
+    /// None of a hash.
+    topology: Option<&'static str>,
+    /// Processes that it takes.
+    ranks: u32,
+    bytes: u64,
+    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -217,45 +232,73 @@ struct HashFigures {
     bytes_per_s: f64,
 }
 
-pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
-    let runtime = super::replicate::runtime(false)?;
-    let report = runtime.block_on(measure(args, config, output));
-    runtime.shutdown_background();
-    let report = report?;
-    output.result(&report, || show::summary(&report))?;
-    Ok(ExitCode::SUCCESS)
+impl Report {
+    fn new(bench: &'static str) -> Self {
+        let (stages, hashes, skipped) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            bench,
+            gpus: Vec::new(),
+            gpus_missing: None,
+            stages,
+            hashes,
+            loads: Vec::new(),
+            skipped,
+            nccl: None,
+            nccl_missing: None,
+        }
+    }
+
+    fn has_rows(&self) -> bool {
+        !self.stages.is_empty() || !self.hashes.is_empty()
+    }
+
+    /// Notes, and says on stderr, that there is no room for one; once for all rows of a size.
+    fn skip(&mut self, skipped: Skipped) {
+        if !self.skipped.contains(&skipped) {
+            show::skipped(&skipped);
+            self.skipped.push(skipped);
+        }
+    }
 }
 
-async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Report, Failure> {
-    let common = args.what.common();
-    let mut gpus = gpus(common, config).await?;
-    if matches!(args.what, What::Load(_)) && common.device.is_none() {
-        gpus.clear();
+pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    let runtime = super::replicate::runtime(false)?;
+    let mut report = Report::new(args.what.name());
+    let measured = runtime.block_on(measure(args, config, output, &mut report));
+    runtime.shutdown_background();
+    match measured {
+        Ok(()) => {
+            output.result(&report, || show::summary(&report))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        // What was measured before stays measured.
+        Err(failure) if report.has_rows() => {
+            output.text(&show::summary(&report))?;
+            Err(failure.beside(&report))
+        }
+        Err(failure) if report.skipped.is_empty() => Err(failure),
+        Err(failure) => Err(failure.beside(&report)),
     }
-    let mut report = Report {
-        bench: args.what.name(),
-        gpus: gpus.clone(),
-        stages: Vec::new(),
-        hashes: Vec::new(),
-        loads: Vec::new(),
-        nccl: None,
-        nccl_missing: None,
-    };
-    if let What::Hash(hash) = &args.what {
-        for gpu in &gpus {
-            report.hashes.extend(hashes(gpu, hash)?);
-        }
-        if gpus.is_empty() {
-            return Err(Failure::usage("bench hash measures a GPU's hash: give one with --device"));
-        }
-        return Ok(report);
+}
+
+async fn measure(
+    args: &BenchArgs,
+    config: &Config,
+    output: Output,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let common = args.what.common();
+    let gpus = gpus(common, config, report).await?;
+    report.gpus.clone_from(&gpus);
+    if let What::Hash(args) = &args.what {
+        return hash(args, report);
     }
     if let What::Load(load) = &args.what {
         let mut config = config.clone();
         config.replicate.device = common.device.clone().unwrap_or_default();
         let request = super::load::of_path(&load.path, load.rank.clone(), &config)?;
         report.loads = bench::load_beside_raw(&request, common.repeats).await?;
-        return Ok(report);
+        return Ok(());
     }
     let shapes = Shapes { gpus: gpus.len(), repeats: common.repeats };
     let stages = match &args.what {
@@ -268,52 +311,110 @@ async fn measure(args: &BenchArgs, config: &Config, output: Output) -> Result<Re
         What::Setup(args) => shapes.setup(&args.sizes),
         What::Hash(_) | What::Load(_) => Vec::new(),
     };
+    let stages = room(stages, &gpus, config, report).await?;
+    let fitting: BTreeSet<u64> = stages.iter().map(|stage| stage.bytes).collect();
     let mut settings = config.replicate.clone();
     settings.transport = common.transport;
     let plan =
         Plan { stages, gpus: gpus.clone(), memory: config.memory, network: config.network(), settings };
-    let counted = gpus.len();
     let table = show::Progress::new(output, args.what.name());
-    let measured = bench::run(
+    bench::run(
         &plan,
         &super::replicate::workers(config, Some("--bench"))?,
         interrupt::signalled(),
-        |m| {
-            table.stage(&m.figures(counted));
+        |measured| {
+            let figures = measured.figures(gpus.len());
+            table.stage(&figures);
+            report.stages.push(figures);
         },
     )
     .await?;
-    report.stages = measured.iter().map(|measured| measured.figures(counted)).collect();
     if let Some((collective, sizes)) = args.what.rival() {
         let stopped =
             || Error::new(Kind::Cancelled, "bench", "stopped by a signal; NCCL's processes were ended");
+        let sizes: Vec<u64> = sizes.0.iter().copied().filter(|bytes| fitting.contains(bytes)).collect();
         let measured = tokio::select! {
             biased;
             () = interrupt::signalled() => return Err(stopped().into()),
-            measured = nccl::measure(collective, &gpus, &sizes.0, common.repeats.max(7), NCCL) => measured,
+            measured = nccl::measure(collective, &gpus, &sizes, common.repeats.max(7), NCCL) => measured,
         };
         match measured {
             Ok(figures) => report.nccl = Some(figures),
             Err(error) => report.nccl_missing = Some(error.to_string()),
         }
     }
-    Ok(report)
+    Ok(())
 }
 
-async fn gpus(common: &Common, config: &Config) -> Result<Vec<String>, Failure> {
+/// The GPUs that are asked for; those that are here where nothing is, or why there are none.
+async fn gpus(common: &Common, config: &Config, report: &mut Report) -> Result<Vec<String>, Failure> {
     let limit = config.replicate.setup_timeout;
-    match &common.device {
-        Some(devices) => Ok(bench::gpus(devices, limit).await?),
-        None => Ok(bench::gpus(&Devices::All, limit).await.unwrap_or_default()),
+    if let Some(devices) = &common.device {
+        return Ok(bench::gpus(devices, limit).await?);
+    }
+    if report.bench == "load" {
+        // Into host memory where nothing else is asked for.
+        return Ok(Vec::new());
+    }
+    match bench::gpus(&Devices::All, limit).await {
+        Ok(gpus) => Ok(gpus),
+        // A hash of nothing is no figure.
+        Err(error) if report.bench == "hash" => Err(error.into()),
+        Err(error) => {
+            show::no_gpus(&error);
+            report.gpus_missing = Some(error.to_string());
+            Ok(Vec::new())
+        }
     }
 }
 
-fn hashes(gpu: &str, args: &HashArgs) -> Result<Vec<HashFigures>, Error> {
-    let one = |bytes: &u64| {
-        let took = bench::hash(gpu, *bytes, args.common.repeats)?;
-        let hash_ms = bench::median(took.iter().map(|took| took.as_secs_f64() * 1e3));
-        let bytes_per_s = if hash_ms > 0.0 { (*bytes as f64 / hash_ms * 1e3).round() } else { 0.0 };
-        Ok(HashFigures { gpu: gpu.to_owned(), bytes: *bytes, hash_ms, bytes_per_s })
-    };
-    args.sizes.0.iter().map(one).collect()
+/// What of `stages` there is room for; an error where there is none for any.
+async fn room(
+    stages: Vec<Stage>,
+    gpus: &[String],
+    config: &Config,
+    report: &mut Report,
+) -> Result<Vec<Stage>, Failure> {
+    // What cannot be is refused, whatever its size.
+    stages.iter().try_for_each(|stage| stage.geometry().map(drop))?;
+    let (stages, left) = bench::admit(stages, gpus, config.memory, config.replicate.setup_timeout).await?;
+    let none = stages.is_empty().then(|| left.first().map(|(_, why)| why.clone())).flatten();
+    for (stage, why) in left {
+        let ranks = stage.shape.schedule().ranks();
+        let topology = Some(stage.shape.name());
+        report.skip(Skipped { topology, ranks, bytes: stage.bytes, reason: why.to_string() });
+    }
+    none.map_or(Ok(stages), |why| Err(why.into()))
+}
+
+fn hash(args: &HashArgs, report: &mut Report) -> Result<(), Failure> {
+    if report.gpus.is_empty() {
+        return Err(Failure::usage("bench hash measures a GPU's hash: give one with --device"));
+    }
+    let mut last = None;
+    for gpu in report.gpus.clone() {
+        for bytes in &args.sizes.0 {
+            match one_hash(&gpu, *bytes, args.common.repeats) {
+                Ok(figures) => report.hashes.push(figures),
+                Err(why) if why.kind() == Kind::Exhausted => {
+                    let skipped =
+                        Skipped { topology: None, ranks: 1, bytes: *bytes, reason: why.to_string() };
+                    report.skip(skipped);
+                    last = Some(why);
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+    match last {
+        Some(why) if report.hashes.is_empty() => Err(why.into()),
+        _ => Ok(()),
+    }
+}
+
+fn one_hash(gpu: &str, bytes: u64, repeats: u32) -> Result<HashFigures, Error> {
+    let took = bench::hash(gpu, bytes, repeats)?;
+    let hash_ms = bench::median(took.iter().map(|took| took.as_secs_f64() * 1e3));
+    let bytes_per_s = if hash_ms > 0.0 { (bytes as f64 / hash_ms * 1e3).round() } else { 0.0 };
+    Ok(HashFigures { gpu: gpu.to_owned(), bytes, hash_ms, bytes_per_s })
 }

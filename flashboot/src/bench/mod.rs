@@ -12,13 +12,17 @@ pub mod nccl;
 mod parent;
 mod plan;
 mod result;
+mod room;
 mod worker;
 
 pub use load::{LoadFigures, load_beside_raw};
 pub use parent::run;
 pub use plan::{Plan, Shape, Stage};
 pub use result::{CloneFigures, Copied, Done, Figures, GpuLimits, Measured, Repeat, SetUp, median};
+pub use room::admit;
 pub use worker::worker;
+
+pub use flashboot_cuda::driver_is_absent;
 
 use crate::{config::Devices, replicate::resolve_devices};
 use flashboot_core::{Arena as _, ArenaSpec, BLOCK, ByteRange, Result};

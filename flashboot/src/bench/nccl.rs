@@ -47,8 +47,10 @@ pub async fn measure(
     repeats: u32,
     limit: Duration,
 ) -> Result<Vec<NcclFigures>> {
-    if gpus.len() < 2 {
-        return Err(unavailable("it refuses two ranks on one GPU, and there is one GPU here".into()));
+    match gpus.len() {
+        0 => return Err(unavailable("it needs two GPUs, and host memory was measured".into())),
+        1 => return Err(unavailable("it refuses two ranks on one GPU, and one GPU was measured".into())),
+        _ => {}
     }
     let port = free_port()?;
     let mut ranks = Vec::new();

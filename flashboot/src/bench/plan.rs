@@ -112,7 +112,11 @@ impl Plan {
 
     /// The UUID of the GPU that holds this rank's arena; `None`: it is in host memory.
     pub fn gpu(&self, rank: Rank) -> Option<&str> {
-        let turn = usize::try_from(rank).ok()?.checked_rem(self.gpus.len())?;
-        self.gpus.get(turn).map(String::as_str)
+        self.gpus.get(holder(rank, self.gpus.len())?).map(String::as_str)
     }
+}
+
+/// Which of so many GPUs holds this rank's arena; none of none.
+pub(super) fn holder(rank: Rank, gpus: usize) -> Option<usize> {
+    usize::try_from(rank).ok()?.checked_rem(gpus)
 }

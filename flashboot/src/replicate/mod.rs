@@ -21,11 +21,11 @@ pub use report::{CloneReport, Hop, Report, SeedReport};
 pub use worker::{WorkerArgs, worker};
 // What a bench does in the same way.
 pub(crate) use clock::Clock;
-pub(crate) use gpu::resolve as resolve_devices;
+pub(crate) use gpu::{Room, resolve as resolve_devices};
 pub(crate) use job::{put, wait, who};
 pub(crate) use let_go::LetGo;
 pub(crate) use load::{fill, fill_range, threads};
-pub(crate) use parent::{listen, spawn};
+pub(crate) use parent::{host_room, listen, spawn};
 pub(crate) use worker::{die, die_with_parent, host_arena, untouched_arena};
 
 use crate::{

@@ -1,13 +1,13 @@
 //! The tables.
 
-use super::Report;
+use super::{Report, Skipped};
 use crate::{
     human,
     output::Output,
     table::{Side, Table},
 };
 use flashboot::bench::{Figures, nccl::NcclFigures};
-use flashboot_core::ByteSize;
+use flashboot_core::{ByteSize, Error};
 use std::{io::Write as _, time::Instant};
 
 /// NCCL's columns: one of many queued, one by events, one as its caller sees it, and a new process's first.
@@ -34,9 +34,12 @@ impl Progress {
         if self.output.is_json() {
             return;
         }
-        // Whoever reads stderr may be gone.
-        let _ = writeln!(
-            std::io::stderr(),
+        if figures.topology == "import" {
+            let import = figures.clones.first().map_or(0.0, |clone| clone.map_ms);
+            let (began, bytes) = (self.began.elapsed().as_secs_f64(), ByteSize(figures.bytes));
+            return say(&format!("{began:>6.1} s  {} {bytes}: imported in {}", self.what, time(import)));
+        }
+        say(&format!(
             "{:>6.1} s  {} {} {} x{} in {}{}: last ready {}",
             self.began.elapsed().as_secs_f64(),
             self.what,
@@ -46,8 +49,31 @@ impl Progress {
             ByteSize(figures.chunk_bytes),
             if figures.verify { ", verified" } else { "" },
             time(figures.last_ms),
-        );
+        ));
     }
+}
+
+/// One line on stderr.
+fn say(line: &str) {
+    // Whoever reads stderr may be gone.
+    let _ = writeln!(std::io::stderr(), "{}", human::plain(line, false));
+}
+
+/// Why host memory is measured though nobody asked for it.
+pub(super) fn no_gpus(why: &Error) {
+    // Asked already, so it does not block; an answer that is late is none of the library.
+    let absent = why.op() == "dlopen" && flashboot::bench::driver_is_absent();
+    say(&match absent {
+        true => format!("flashboot: host memory is measured: {}", why.detail()),
+        false => format!("flashboot: host memory is measured, the GPUs cannot be used: {why}"),
+    });
+}
+
+/// What there is no room for.
+pub(super) fn skipped(skipped: &Skipped) {
+    let Skipped { topology, ranks, bytes, reason } = skipped;
+    let what = topology.map_or_else(|| "hash".to_owned(), |topology| format!("{topology} of {ranks}"));
+    say(&format!("flashboot: not measured: {what}, {}: {reason}", ByteSize(*bytes)));
 }
 
 pub(super) fn summary(report: &Report) -> String {
