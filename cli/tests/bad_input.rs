@@ -180,6 +180,7 @@ fn bad_usage_exits_with_2() {
         (&["frobnicate"], &["frobnicate"]),
         (&["inspect", image, "--config", "nothing.toml"], &["nothing.toml"]),
         (&["inspect", image, "--log-level", "a=b=c"], &["log.level"]),
+        (&["inspect", image, "--log-level", "banana"], &["log.level", "banana"]),
     ] {
         refused(&place, args, 2, says);
     }

@@ -46,7 +46,7 @@ fn without_driver(place: &Place) -> Driver {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_a_finding() {
+fn a_machine_without_a_usable_driver_is_a_finding() {
     let place = Place::new();
     let found = diagnosis(without_driver(&place).on(place.flashboot(&["doctor"])));
     let names: Vec<_> = found["transports"].as_array().unwrap().iter().map(|t| &t["name"]).collect();
@@ -60,6 +60,12 @@ fn a_machine_without_a_driver_is_a_finding() {
     assert!(named(transports, "rdma")["reason"].as_str().unwrap().contains("libibverbs.so.1"));
     let libcuda = named(&found["checks"], "libcuda");
     assert_eq!(libcuda["ok"], false);
+    assert!(libcuda["found"].as_str().unwrap().contains("cannot be loaded"), "{libcuda}");
+    assert!(
+        libcuda["found"].as_str().unwrap().contains("file too short"),
+        "in the loader's words: {libcuda}"
+    );
+    assert!(libcuda["remedy"].as_str().unwrap().contains("LD_LIBRARY_PATH"), "{libcuda}");
     assert_eq!(named(transports, "tcp")["ready"], true);
     assert!(named(&found["checks"], "memfd sealing")["ok"].as_bool().unwrap());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
@@ -99,8 +105,13 @@ fn with_a_channel_imex_is_ready_and_one_gpu_can_be_chosen() {
     assert_eq!(found["devices"].as_array().unwrap().len(), 1);
     assert_eq!(found["devices"][0]["number"], 1);
     assert_eq!(named(&found["transports"], "imex")["ready"], true);
-    let bad = driver.on(place.flashboot(&["doctor", "--device", "the-big-one"])).output().unwrap();
-    assert_eq!(bad.status.code(), Some(2), "{}", said(&bad));
+    for bad in [["--device", "the-big-one"], ["--timeout", "0s"]] {
+        let bad = driver.on(place.flashboot(&[&["doctor"], &bad[..]].concat())).output().unwrap();
+        assert_eq!(bad.status.code(), Some(2), "{}", said(&bad));
+    }
+    let ninth = driver.on(place.flashboot(&["doctor", "--device", "cuda:9"])).output().unwrap();
+    let head = String::from_utf8_lossy(&ninth.stdout).lines().next().unwrap().to_owned();
+    assert_eq!(head, "the GPU asked for is not to be used; this process sees 2 GPUs");
 }
 
 #[test]
@@ -108,7 +119,7 @@ fn it_ends_in_time_and_says_what_it_did_not_reach() {
     let place = Place::new();
     let driver = Driver::new(&place);
     let began = Instant::now();
-    let found = diagnosis(driver.on(place.flashboot(&["doctor", "--timeout", "0s"])));
+    let found = diagnosis(driver.on(place.flashboot(&["doctor", "--timeout", "1ms"])));
     assert!(began.elapsed() < Duration::from_secs(10));
     let fabric = named(&found["checks"], "FABRIC export");
     assert!(fabric["found"].as_str().unwrap().starts_with("not tried: "), "{fabric}");

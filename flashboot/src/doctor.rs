@@ -37,6 +37,8 @@ pub struct Request {
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
+    /// How many GPUs this process sees, whether or not they were looked at.
+    pub visible: usize,
     /// The GPUs that were looked at.
     pub devices: Vec<Gpu>,
     /// The transports, in `auto`'s order.
@@ -117,6 +119,7 @@ pub struct Check {
 pub async fn doctor(request: Request) -> Result<Diagnosis> {
     let until = Instant::now() + request.timeout;
     let seen = bounded("device", "an answer of the driver", left(until), Device::all).await;
+    let visible = seen.as_ref().map_or(0, Vec::len);
     let (chosen, devices) = choose(seen, request.device.as_deref())?;
     let mut checks = Vec::new();
     let mut fabric_without_channel = Vec::new();
@@ -169,6 +172,7 @@ pub async fn doctor(request: Request) -> Result<Diagnosis> {
         transports.push(state(name, memory));
     }
     Ok(Diagnosis {
+        visible,
         devices: devices.iter().map(|(number, device)| gpu(*number, device)).collect(),
         transports,
         checks,

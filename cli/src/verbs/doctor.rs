@@ -45,6 +45,9 @@ pub(crate) struct DoctorArgs {
 const FLOOR: ByteSize = ByteSize(100_000_000);
 
 pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+    if args.timeout.is_some_and(|timeout| timeout.is_zero()) {
+        return Err(Failure::usage("--timeout 0s leaves no time to look at anything"));
+    }
     let request = Request {
         device: args.device.clone(),
         directory: run_directory(),
@@ -126,8 +129,16 @@ fn text(found: &Diagnosis) -> String {
         let (number, name, uuid, pci) = (gpu.number, &gpu.name, &gpu.uuid, &gpu.pci);
         let _ = writeln!(text, "cuda:{number}  {name}, {}, {uuid} at {pci}{node}", human::bytes(gpu.bytes));
     }
-    if found.devices.is_empty() {
-        text.push_str("no GPU\n");
+    match found.visible {
+        0 => text.push_str("no GPU\n"),
+        n if found.devices.is_empty() => {
+            let _ = writeln!(
+                text,
+                "the GPU asked for is not to be used; this process sees {}",
+                human::count(n as u64, "GPU")
+            );
+        }
+        _ => {}
     }
     let mut table = Table::new(&[
         ("transport", Side::Left),

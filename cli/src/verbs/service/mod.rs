@@ -61,7 +61,7 @@ pub(crate) struct SeatArgs {
     /// Whose memory: host or one GPU such as cuda:0, by number, UUID or PCI address [default: host]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Devices>,
-    /// auto, ipc, imex or tcp [default: auto]
+    /// auto, imex, ipc, rdma or tcp [default: auto]
     #[arg(long, value_name = "NAME")]
     transport: Option<Choice>,
     /// What auto may choose, such as ipc,tcp [default: everything but mock]
