@@ -6,7 +6,11 @@ mod common;
 
 use common::{MIB, Place, flip, object, said, stand_in::Driver, text};
 use serde_json::Value;
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 struct Machine {
     place: Place,
@@ -258,4 +262,21 @@ fn a_missing_kernel_is_told_with_the_drivers_words() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let look = told.lines().find(|line| line.contains("no kernel to look at sources with"));
     assert!(look.is_some_and(|line| line.contains("cuModuleLoadData")), "{told}");
+}
+
+/// Nothing of imex notices that an exporter has died; the parent does.
+#[test]
+fn a_dead_source_costs_no_stall_where_the_transport_does_not_notice() {
+    let mut machine = Machine::new();
+    machine.driver = machine.driver.with_imex();
+    let args = ["-n", "2", "--device", "cuda:0,1", "--chunk", "16MiB", "--kill", "1@1", "--stall", "40s"];
+    let began = Instant::now();
+    let report = machine.ok(&args);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    let second = &report["clones"][1];
+    assert_eq!(
+        (&second["verified"], &second["losses"], &second["source"]),
+        (&5.into(), &1.into(), &0.into())
+    );
+    assert_eq!(report["transport"], "imex");
 }

@@ -270,7 +270,7 @@ pub(crate) enum About {
     Ready,
     /// The error it ended in.
     Failed,
-    /// A task has ended before its time.
+    /// A rank has ended before its time.
     Gone,
 }
 

@@ -314,6 +314,8 @@ impl Parent {
         if let Ok(job::Identity { member, secret }) = self.job.member(rank) {
             self.service.handle(protocol::Request::Leave { member, secret });
         }
+        // Set once, by nobody else. After the service knows: who hears of it asks that for another source.
+        let _ = self.board.put(&job::name(About::Gone, rank), String::new()).await;
         if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
         {
             return failed.into_error("replicate", &who(rank));

@@ -14,9 +14,10 @@ use flashboot_core::{Arena, Error, Kind, Result, ShardId, replica::Policy, sched
 use flashboot_driver::{Limits, Observer, Step, replicate};
 use flashboot_rendezvous::{
     Board, Client, Membership,
-    protocol::{Registration, Role},
+    protocol::{MemberId, Registration, Role},
 };
 use std::{sync::Arc, time::Duration};
+use tokio::sync::watch;
 use tracing::{Instrument as _, info_span};
 
 /// How long a clone looks for another source at least, however little a word may stand still.
@@ -118,7 +119,8 @@ impl Seat {
         let patience = settings.stall.max(PATIENCE);
         let (endpoints, into) = (Arc::clone(endpoints), Arc::clone(arena));
         let members = Members::new(Arc::clone(&membership), endpoints, into, settings, patience);
-        let members = Arc::new(members);
+        let (news, of) = (Arc::clone(board), Arc::clone(job));
+        let members = Arc::new(members.told(move |source| ended(&news, &of, source)));
         // What the driver needs is at hand before the release.
         let work = flashboot_driver::Job {
             arena: Arc::clone(arena),
@@ -168,6 +170,21 @@ impl Seat {
         job::put(&*board, &job::name(About::Ready, rank), &ready).await?;
         Ok(membership)
     }
+}
+
+/// The parent's news of a rank's end.
+fn ended(board: &Arc<dyn Board>, job: &Job, source: MemberId) -> watch::Receiver<bool> {
+    let (tell, news) = watch::channel(false);
+    if let Some(rank) = job.rank_of(source) {
+        let (board, settings) = (Arc::clone(board), &job.settings);
+        let patience = settings.setup_timeout.saturating_add(settings.transfer_timeout);
+        tokio::spawn(async move {
+            if board.wait(&job::name(About::Gone, rank), patience).await.is_ok() {
+                tell.send_replace(true);
+            }
+        });
+    }
+    news
 }
 
 /// Every source imported so far, by rank.

@@ -15,6 +15,7 @@ mod seat;
 mod seed;
 mod sources;
 mod standing;
+mod told;
 
 // What the ranks of a `replicate` do in the same way, and a load from a peer.
 pub(crate) use clone::{clone_into, look};

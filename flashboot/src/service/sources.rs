@@ -1,5 +1,6 @@
 //! Where a clone's sources come from: the membership says who and how, the registry how to reach them.
 
+use super::told::Told;
 use crate::{
     config::Replicate,
     observe::Watched,
@@ -21,6 +22,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// A source that was read from, and how.
@@ -45,7 +47,11 @@ pub(crate) struct Members {
     ahead: Mutex<BTreeMap<PeerId, Box<dyn Mover>>>,
     hops: Mutex<Vec<Hop>>,
     watched: Option<Arc<Watched>>,
+    ends: Option<Ends>,
 }
+
+/// Who tells of the end of a member.
+struct Ends(Box<dyn Fn(MemberId) -> watch::Receiver<bool> + Send + Sync>);
 
 impl Members {
     /// Of the clone that `membership` is; another source is looked for as long as `patience`.
@@ -59,12 +65,20 @@ impl Members {
         // A holder that is stopped takes a connection and does not answer: no longer than a word may stand still.
         let import = replicate.import_timeout.min(replicate.stall);
         let (ahead, hops) = (Mutex::default(), Mutex::default());
-        Self { membership, endpoints, arena, import, patience, ahead, hops, watched: None }
+        Self { membership, endpoints, arena, import, patience, ahead, hops, watched: None, ends: None }
     }
 
     /// Tells `watched` of every hop and every loss.
     pub(super) fn watched(self, watched: Arc<Watched>) -> Self {
         Self { watched: Some(watched), ..self }
+    }
+
+    /// Hears of the ends of members from `ends`, where the transport itself does not notice; true once one has ended.
+    pub(crate) fn told(
+        self,
+        ends: impl Fn(MemberId) -> watch::Receiver<bool> + Send + Sync + 'static,
+    ) -> Self {
+        Self { ends: Some(Ends(Box::new(ends))), ..self }
     }
 
     /// Every source imported so far, in order.
@@ -106,6 +120,11 @@ impl Members {
         }
         let hop = Hop { source, transport, passed };
         self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
+        let mover: Box<dyn Mover> = match &self.ends {
+            // Fabric memory outlives its exporter, and there is no connection that would end.
+            Some(Ends(of)) if transport == TransportName::Imex => Box::new(Told(mover, of(source))),
+            _ => mover,
+        };
         // The mock's clock must not wait for a thread.
         Ok(if transport == TransportName::Mock { mover } else { LetGo::wrap(mover) })
     }
