@@ -190,7 +190,7 @@ impl<'p> World<'p> {
             self.pending = self.pending.max(self.queue.waiting());
             let Some(event) = self.queue.pop() else { return Err(self.stuck("nothing is left to happen")) };
             if self.queue.pushed() - self.slices > most || self.slices > turns::MOST {
-                return Err(self.stuck("too many events"));
+                return Err(self.stuck("too many events, or turns"));
             }
             self.happens(event)?;
             self.tell()?;

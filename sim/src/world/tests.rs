@@ -41,8 +41,16 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
 }
 
 fn any_profile() -> impl Strategy<Value = Profile> {
-    prop::sample::select(Profile::names().collect::<Vec<_>>())
-        .prop_map(|name| Profile::built_in(name).unwrap())
+    let built_in = |name| Profile::built_in(name).unwrap();
+    let turns = built_in("h200").gpu.turns.unwrap();
+    // Turns on several GPUs, in slices from much shorter than a copy to much longer.
+    let in_turns = (1.0f64..5000.0, 0.0f64..500.0).prop_map(move |(slice_us, change_us)| {
+        let mut profile = built_in("h200x2");
+        profile.gpu.turns = Some(crate::Turns { slice_us, change_us, ..turns });
+        profile
+    });
+    let one = prop::sample::select(Profile::names().collect::<Vec<_>>()).prop_map(built_in);
+    prop_oneof![5 => one, 1 => in_turns]
 }
 
 /// The least time in which a clone can have its bytes: its fastest link's rate.

@@ -4,7 +4,7 @@ use super::{Event, HopId, Id, World, nanos, node::Job};
 use crate::{Profile, Scenario, members::Member, profile::Turns, random::mix};
 
 /// More slices than this are none of a simulation that ends.
-pub(super) const MOST: u64 = 1 << 24;
+pub(super) const MOST: u64 = 1 << 22;
 
 /// Whose turn it is on a GPU whose members take turns.
 #[derive(Debug, Clone, Default)]
