@@ -72,6 +72,11 @@ impl Fabric {
         self.flows.get(flow as usize).map_or(0.0, |flow| flow.rate)
     }
 
+    /// The most that `flow` ever has.
+    pub(crate) fn limit(&self, flow: FlowId) -> f64 {
+        self.flows.get(flow as usize).map_or(f64::INFINITY, |flow| flow.limit)
+    }
+
     /// The links that `flow` crosses.
     pub(crate) fn links_of(&self, flow: FlowId) -> &[LinkId] {
         self.flows.get(flow as usize).map_or(&[], |flow| &flow.links)

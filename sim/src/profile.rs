@@ -70,9 +70,26 @@ pub struct Gpu {
     /// How fast a GPU hashes what has landed; `None`: clones cannot verify.
     #[serde(default)]
     pub hash: Option<f64>,
-    /// Processes of one GPU take turns, and a change costs this; `None`: they copy at once.
+    /// Processes of one GPU take turns; `None`: they copy at once.
     #[serde(default)]
-    pub turn_us: Option<f64>,
+    pub turns: Option<Turns>,
+}
+
+/// How processes take turns on a GPU that they share: round and round, each for a slice, or for less where it has nothing
+/// more to do. A copy that the slice's end interrupts goes on in the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turns {
+    /// The longest turn while others have something to do.
+    pub slice_us: f64,
+    /// From one process's last byte to the next one's first. A clone that is done is passed at the same cost.
+    pub change_us: f64,
+    /// From a copy's end on the GPU to its host's knowing.
+    pub notice_us: f64,
+    /// A host asks all the time for a copy's end, until the copy has waited this long for its turn;
+    pub patience_us: f64,
+    /// then it knows this much later.
+    pub late_us: f64,
 }
 
 /// What one copy over a link costs.
@@ -186,8 +203,8 @@ impl Profile {
         if !(self.gpu.duplex > 0.0 && self.gpu.duplex <= 1.0) {
             return Err(format!("gpu.duplex is {}: above 0 and at most 1 are possible", self.gpu.duplex));
         }
-        if let Some(turn) = self.gpu.turn_us {
-            cost("gpu.turn_us", turn)?;
+        if let Some(turns) = self.gpu.turns {
+            turns.check()?;
         }
         for (name, copy) in [("local", self.local), ("nvlink", self.nvlink)] {
             copy.map_or(Ok(()), |copy| copy.check(name))?;
@@ -208,6 +225,24 @@ impl Profile {
             if memory.sockets == 0 || memory.sockets > gpus_per_host {
                 return Err(format!("memory.sockets is {}: between 1 and one a GPU", memory.sockets));
             }
+        }
+        Ok(())
+    }
+}
+
+impl Turns {
+    fn check(&self) -> Result<(), String> {
+        if self.slice_us < 1.0 {
+            return Err(format!("gpu.turns.slice_us is {}: from 1 to 1e7 are possible", self.slice_us));
+        }
+        for (what, value) in [
+            ("slice_us", self.slice_us),
+            ("change_us", self.change_us),
+            ("notice_us", self.notice_us),
+            ("patience_us", self.patience_us),
+            ("late_us", self.late_us),
+        ] {
+            cost(&format!("gpu.turns.{what}"), value)?;
         }
         Ok(())
     }
@@ -278,6 +313,14 @@ mod tests {
                 panic!("{becomes} was taken");
             };
             assert!(detail.contains(named), "{detail}");
+        }
+        for key in ["slice_us", "change_us", "notice_us", "patience_us", "late_us"] {
+            let (_, good) = BUILT_IN[1];
+            let text = good.replacen(&format!("{key} = "), &format!("{key} = -"), 1);
+            let Err(Error::Profile { detail, .. }) = Profile::parse("x", &text) else {
+                panic!("a negative {key} was taken");
+            };
+            assert!(detail.contains(&format!("gpu.turns.{key}")), "{detail}");
         }
     }
 

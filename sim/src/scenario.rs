@@ -219,12 +219,13 @@ fn costs(profile: &Profile) -> ChunkCosts {
     let nvlink = profile.nvlink.filter(|_| profile.shape.gpus_per_host > 1 || profile.shape.hosts > 1);
     let network = profile.network.map(|network| network.copy).filter(|_| profile.shape.hosts_per_domain == 1);
     let Some(copy) = network.or(nvlink).or(profile.local) else { return ChunkCosts::NVLINK };
-    let turn = profile.gpu.turn_us.unwrap_or(0.0);
+    // Who waits for a chunk waits for a turn too.
+    let turn = profile.gpu.turns.map_or(0.0, |turns| turns.change_us);
     let micros = copy.chunk_us + copy.look_us + turn;
     ChunkCosts {
         per_chunk: Duration::from_nanos((micros * 1e3) as u64),
         rate: copy.rate * profile.gpu.duplex,
-        check_behind: profile.gpu.turn_us.is_none(),
+        check_behind: profile.gpu.turns.is_none(),
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "URL")]
     object: Option<String>,
     /// The replication service that knows other ranks that have it: as of `clone`
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Address>,
     /// The model at the service, as its seed calls it [default: whichever has the image's id]
     #[arg(long, requires = "rendezvous")]

@@ -1,20 +1,11 @@
 //! Copies: one at a time at each reader, in the order in which they were asked for, at the rate that its flow has.
 
 use super::{
-    Event, HopId, Id, World, nanos,
+    Event, HopId, Id, World,
     node::{Copying, Job},
 };
 use crate::Span;
 use flashboot_core::{ChunkRef, PeerId, replica::Event as Told};
-use std::collections::VecDeque;
-
-/// Whose turn it is on a GPU whose members take turns.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Turn {
-    of: Option<Id>,
-    last: Option<Id>,
-    waiting: VecDeque<Id>,
-}
 
 impl World<'_> {
     /// Asks for a copy. Its start runs beside the copies before it.
@@ -22,7 +13,7 @@ impl World<'_> {
         let now = self.queue.now();
         let Some(h) = self.hops.get_mut(hop as usize) else { return };
         let ready = now + h.start;
-        let turns = self.profile.gpu.turn_us.is_some();
+        let turns = self.profile.gpu.turns.is_some();
         if !std::mem::replace(&mut h.reads, true) && !turns {
             self.fabric.begin(h.flow);
         }
@@ -43,25 +34,17 @@ impl World<'_> {
     }
 
     /// Begins the next copy of `id`, if none is under way.
-    pub(super) fn next_copy(&mut self, id: Id) {
-        let now = self.queue.now();
+    fn next_copy(&mut self, id: Id) {
+        self.begin_copy(id, self.queue.now(), 0);
+    }
+
+    /// Begins the next copy of `id`, if none is under way, at `now` or when it is ready; it takes `tail` more than its bytes.
+    pub(super) fn begin_copy(&mut self, id: Id, now: u64, tail: u64) {
         let Some(node) = self.nodes.get(id as usize) else { return };
         let (None, Some(job)) = (node.copying, node.queue.front().copied()) else { return };
         let Some(hop) = self.hop(job.hop).copied() else { return };
         let bytes = job.chunk.range.len();
-        let (mut begins, mut tail) = (now.max(job.ready), 0);
-        if let Some(turn) = self.profile.gpu.turn_us {
-            if job.ready > now {
-                return;
-            }
-            let Some(change) = self.takes_turn(id) else { return };
-            begins += if change { nanos(turn) } else { 0 };
-            // The hash needs the same memory, and has it to itself.
-            tail = self.hash_time(bytes);
-            // Whose turn it is has the GPU's memory to itself.
-            self.fabric.begin(hop.flow);
-        }
-        let began = begins + self.cost_of(&hop, job.chunk);
+        let began = now.max(job.ready) + self.cost_of(&hop, job.chunk);
         let rate = self.fabric.rate(hop.flow);
         if let Some(node) = self.node(id) {
             node.queue.pop_front();
@@ -70,43 +53,8 @@ impl World<'_> {
         self.ends(id);
     }
 
-    /// Gives whether the GPU changes hands; `None` while it is another's turn.
-    fn takes_turn(&mut self, id: Id) -> Option<bool> {
-        let gpu = self.members.get(id as usize)?.gpu;
-        let turn = self.turns.get_mut(gpu as usize)?;
-        match turn.of {
-            None => {
-                turn.of = Some(id);
-                Some(turn.last.replace(id).is_some_and(|last| last != id))
-            }
-            Some(of) => {
-                if of != id && !turn.waiting.contains(&id) {
-                    turn.waiting.push_back(id);
-                }
-                None
-            }
-        }
-    }
-
-    fn ends_turn(&mut self, id: Id) {
-        let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
-        let Some(turn) = self.turns.get_mut(gpu as usize) else { return };
-        if turn.of != Some(id) {
-            return;
-        }
-        turn.of = None;
-        // Whoever waited comes first, and stands in line again if it has more. One whose source died has nothing any more.
-        loop {
-            let Some(turn) = self.turns.get_mut(gpu as usize).filter(|turn| turn.of.is_none()) else {
-                return;
-            };
-            let Some(next) = turn.waiting.pop_front() else { return };
-            self.next_copy(next);
-        }
-    }
-
     /// Says when the copy under way ends, at the rate that it has now; without a rate it does not.
-    fn ends(&mut self, id: Id) {
+    pub(super) fn ends(&mut self, id: Id) {
         let Some(node) = self.nodes.get_mut(id as usize) else { return };
         let Some(copying) = node.copying else { return };
         node.version = node.version.wrapping_add(1);
@@ -130,10 +78,7 @@ impl World<'_> {
             if copying.job.hop != hop {
                 continue;
             }
-            if now > copying.since {
-                let went = (now - copying.since) as f64 * copying.rate / 1e9;
-                (copying.left, copying.since) = ((copying.left - went).max(0.0), now);
-            }
+            copying.advance(now);
             copying.rate = rate;
             self.ends(reader);
         }
@@ -161,15 +106,16 @@ impl World<'_> {
         if self.scenario.spans {
             self.spanned(id, &copying, now);
         }
-        let turns = self.profile.gpu.turn_us.is_some();
-        if turns {
+        if let Some(turns) = self.profile.gpu.turns {
             if let Some(hop) = hop {
                 self.fabric.end(hop.flow);
             }
-            self.ends_turn(id);
+            self.notice_later(id, copying.job, turns);
+            self.goes_on(id);
+            return;
         }
         self.next_copy(id);
-        let hash = if turns { 0 } else { self.hash_time(bytes) };
+        let hash = self.hash_time(bytes);
         if hash == 0 {
             self.landed(id, copying.job);
             return;
@@ -196,7 +142,7 @@ impl World<'_> {
     }
 
     /// Nanoseconds of hashing `bytes`; 0 where nothing is verified.
-    fn hash_time(&self, bytes: u64) -> u64 {
+    pub(super) fn hash_time(&self, bytes: u64) -> u64 {
         let rate = self.profile.gpu.hash.filter(|_| self.scenario.verify);
         rate.map_or(0, |rate| (bytes as f64 / rate * 1e9).ceil() as u64)
     }
@@ -211,12 +157,12 @@ impl World<'_> {
             node.broken.push(copying.job);
             node.copying = None;
             node.version = node.version.wrapping_add(1);
-            if let (Some(_), Some(hop)) = (self.profile.gpu.turn_us, self.hop(hop).copied()) {
-                self.fabric.end(hop.flow);
-            }
-            self.ends_turn(id);
         }
-        self.next_copy(id);
+        if self.profile.gpu.turns.is_some() {
+            self.breaks_in_turn(id, hop);
+        } else {
+            self.next_copy(id);
+        }
     }
 
     fn spanned(&mut self, id: Id, copying: &Copying, now: u64) {

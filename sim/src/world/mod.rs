@@ -1,7 +1,7 @@
 //! The simulation: real replicas over modelled links, event by event.
 //!
 //! One file each: the loop and what happens ([`mod`](self)), what the machines' commands do ([`commands`](self)), copies
-//! and their order ([`copies`](self)), deaths and replacements ([`losses`](self)), the account at the end
+//! and their order ([`copies`](self)), turns on a shared GPU ([`turns`](self)), deaths and replacements ([`losses`](self)), the account at the end
 //! ([`account`](self)).
 
 mod account;
@@ -9,6 +9,7 @@ mod commands;
 mod copies;
 mod losses;
 mod node;
+mod turns;
 
 use crate::{
     Copy, Error, Outcome, Profile, Queue, Scenario, Span,
@@ -40,6 +41,8 @@ enum Event {
     Hashed(Id),
     /// A member's next copy may begin, where members take turns.
     Ready(Id),
+    /// The slice of whose turn it is on a GPU is over, unless the turn is over already.
+    Slice(u32, u32),
     /// The word that a member waits for is seen, if it still waits for that one.
     Seen(Id, u32),
     /// A source is mapped.
@@ -73,7 +76,9 @@ struct World<'p> {
     /// Room for what they say.
     commands: Vec<Command>,
     /// Per GPU: whose turn it is, where members take turns.
-    turns: Vec<copies::Turn>,
+    turns: Vec<turns::Turn>,
+    /// How many slices have begun.
+    slices: u64,
     /// Per GPU: until when it hashes what it was given.
     hashing: Vec<u64>,
     /// Drawn costs of a chunk, one list for each kind of link.
@@ -136,6 +141,7 @@ impl<'p> World<'p> {
         let nodes: Vec<_> = assignments.into_iter().map(node).collect();
         let left = nodes.iter().filter(|node| node.machine.is_some()).count() as u64;
         let gpus = members.iter().map(|m| m.gpu as usize + 1).max().unwrap_or(0);
+        let turns = turns::turns(profile, scenario, &members, gpus);
         Ok(Self {
             profile,
             scenario: *scenario,
@@ -149,7 +155,8 @@ impl<'p> World<'p> {
             queue: Queue::default(),
             told: VecDeque::new(),
             commands: Vec::new(),
-            turns: vec![copies::Turn::default(); gpus],
+            turns,
+            slices: 0,
             hashing: vec![0; gpus],
             costs: Vec::new(),
             placement: None,
@@ -182,8 +189,8 @@ impl<'p> World<'p> {
             }
             self.pending = self.pending.max(self.queue.waiting());
             let Some(event) = self.queue.pop() else { return Err(self.stuck("nothing is left to happen")) };
-            if self.queue.pushed() > most {
-                return Err(self.stuck("too many events"));
+            if self.queue.pushed() - self.slices > most || self.slices > turns::MOST {
+                return Err(self.stuck("too many events, or turns"));
             }
             self.happens(event)?;
             self.tell()?;
@@ -203,7 +210,8 @@ impl<'p> World<'p> {
         match event {
             Event::Copied(id, version) => self.copied(id, version),
             Event::Hashed(id) => self.hashed(id),
-            Event::Ready(id) => self.next_copy(id),
+            Event::Ready(id) => self.is_ready(id),
+            Event::Slice(gpu, number) => self.slice_ends(gpu, number),
             Event::Seen(id, number) => self.seen(id, number),
             Event::Attached(hop) => self.attached(hop),
             Event::Tick(id) => self.tick(id),

@@ -26,10 +26,14 @@ pub(super) struct Node {
     /// Copies in the order in which they were asked for.
     pub(super) queue: VecDeque<Job>,
     pub(super) copying: Option<Copying>,
+    /// A copy that the end of a slice has interrupted.
+    pub(super) paused: Option<Copying>,
     /// Counts changes of the copy under way.
     pub(super) version: u32,
-    /// What is being hashed.
+    /// What is being hashed, or has ended and is not noticed yet.
     pub(super) hashing: VecDeque<Job>,
+    /// When the last of them is noticed.
+    pub(super) noticed: u64,
     /// Copies whose source died under them.
     pub(super) broken: Vec<Job>,
     /// When it had everything, in nanoseconds.
@@ -74,6 +78,24 @@ pub(super) struct Copying {
     pub(super) tail: u64,
 }
 
+impl Copying {
+    /// Brings the account up to `now`.
+    pub(super) fn advance(&mut self, now: u64) {
+        if now <= self.since {
+            return;
+        }
+        let whole = if self.rate > 0.0 { self.left / self.rate * 1e9 } else { f64::INFINITY };
+        let went = (now - self.since) as f64;
+        if went >= whole {
+            self.left = 0.0;
+            self.tail = self.tail.saturating_sub((went - whole) as u64);
+        } else {
+            self.left -= went * self.rate / 1e9;
+        }
+        self.since = now;
+    }
+}
+
 /// A reader and a source.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hop {
@@ -115,8 +137,10 @@ impl Node {
             ticks: false,
             queue: VecDeque::new(),
             copying: None,
+            paused: None,
             version: 0,
             hashing: VecDeque::new(),
+            noticed: 0,
             broken: Vec::new(),
             done: None,
             failed: None,

@@ -41,8 +41,16 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
 }
 
 fn any_profile() -> impl Strategy<Value = Profile> {
-    prop::sample::select(Profile::names().collect::<Vec<_>>())
-        .prop_map(|name| Profile::built_in(name).unwrap())
+    let built_in = |name| Profile::built_in(name).unwrap();
+    let turns = built_in("h200").gpu.turns.unwrap();
+    // Turns on several GPUs, in slices from much shorter than a copy to much longer.
+    let in_turns = (1.0f64..5000.0, 0.0f64..500.0).prop_map(move |(slice_us, change_us)| {
+        let mut profile = built_in("h200x2");
+        profile.gpu.turns = Some(crate::Turns { slice_us, change_us, ..turns });
+        profile
+    });
+    let one = prop::sample::select(Profile::names().collect::<Vec<_>>()).prop_map(built_in);
+    prop_oneof![5 => one, 1 => in_turns]
 }
 
 /// The least time in which a clone can have its bytes: its fastest link's rate.
@@ -168,6 +176,60 @@ fn two_hops_of_one_chunk_take_what_their_parts_take() {
     near(&times(false), [hop, hop + 5.0 + hop]);
     let hash = (16u64 << 20) as f64 / 1.1e12 * 1e6;
     near(&times(true), [hop + hash, 2.0 * (hop + hash) + 5.0]);
+}
+
+/// One GPU that processes share, and clones that read whole images of 8 GiB in chunks of 8 GiB.
+fn in_turns(image: u64, clones: u32, topology: Topology) -> Outcome {
+    let profile = Profile::built_in("h200").unwrap();
+    let whole = Chunk::Bytes(8 << 30);
+    let scenario =
+        Scenario { topology, chunk: whole, verify: false, spans: true, ..Scenario::new(image, clones) };
+    simulate(&profile, &scenario).unwrap()
+}
+
+/// Microseconds of one such copy without turns: the chunk's cost and the bytes.
+const COPY: f64 = 8.3 + (8u64 << 30) as f64 / 2133e9 * 1e6;
+
+#[track_caller]
+fn near(found: impl IntoIterator<Item = f64>, expected: &[f64]) {
+    let found: Vec<f64> = found.into_iter().map(|ms| ms * 1e3).collect();
+    let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs()).fold(0.0, f64::max);
+    assert!(found.len() == expected.len() && off < 0.05, "{found:?}, not {expected:?}");
+}
+
+#[test]
+fn two_who_share_a_gpu_take_turns_and_go_on_where_they_were_interrupted() {
+    let outcome = in_turns(8 << 30, 2, Topology::Star);
+    // A slice each, then what is left of the first, and what is left of the second; a change before each of the three.
+    let first = 8.4 + 2090.0 + 140.0 + 2090.0 + 140.0 + (COPY - 2090.0);
+    let second = first + 140.0 + (COPY - 2090.0);
+    // Both waited longer than their hosts look closely.
+    let mut times: Vec<f64> = outcome.clones.iter().map(|clone| clone.ms).collect();
+    times.sort_by(f64::total_cmp);
+    near(times, &[first + 335.0, second + 335.0]);
+}
+
+#[test]
+fn a_clone_that_is_done_is_passed_at_the_cost_of_a_change() {
+    let outcome = in_turns(8 << 30, 2, Topology::Chain);
+    // Nobody interrupts the first. The second has its change, and at the end of its slice the first is passed.
+    let first = 8.4 + COPY + 35.0;
+    let second = first + 12.0 + 8.4 + 140.0 + COPY + 140.0 + 35.0;
+    near(outcome.clones.iter().map(|clone| clone.ms), &[first, second]);
+}
+
+#[test]
+fn who_is_ready_while_a_slice_is_over_comes_at_once() {
+    let outcome = in_turns(16 << 30, 2, Topology::Chain);
+    let span = |clone, chunk| outcome.spans.iter().find(|s| s.clone == clone && s.chunk == chunk).unwrap();
+    // The first has begun its second copy when the second sees the first's first.
+    let copied = 8.4 + COPY;
+    let seen = copied + 35.0 + 12.0 + 8.4;
+    let left = COPY - (seen - copied);
+    let began = seen + 140.0;
+    let ended = began + 2090.0 + 140.0 + 2090.0 + 140.0 + (COPY - 2090.0);
+    near([span(1, 0).from_ms, span(1, 0).to_ms], &[began + 8.3, ended]);
+    near([span(0, 1).from_ms, span(0, 1).to_ms], &[copied + 8.3, ended + 140.0 + (left - 2090.0)]);
 }
 
 #[test]
