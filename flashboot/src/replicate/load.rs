@@ -53,3 +53,36 @@ pub(crate) fn fill_range(
         other => other.map(drop),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashboot_core::{ArenaSpec, Geometry};
+    use flashboot_memory::{HostArena, HostArenaConfig};
+
+    #[test]
+    fn what_is_asked_for_is_filled_and_nothing_else() {
+        const BLOCK: u64 = 4096;
+        for payload in [1, BLOCK, 2 * BLOCK, 3 * BLOCK + 7] {
+            let bytes: Vec<u8> = (0..payload).map(|i| (i % 251) as u8 | 1).collect();
+            let digests = Digests::of(&Geometry::new(payload, BLOCK, BLOCK, 1).unwrap(), &bytes);
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), &bytes).unwrap();
+            let ends: Vec<u64> = (0..payload).step_by(BLOCK as usize).chain([payload]).collect();
+            for (i, start) in ends.iter().enumerate() {
+                for end in ends.iter().skip(i) {
+                    let spec = ArenaSpec { payload, shards: 1 };
+                    let arena: Arc<dyn Arena> =
+                        HostArena::create(spec, &HostArenaConfig::default()).unwrap().0;
+                    fill_range(file.path(), &digests, &arena, ByteRange::new(*start, *end), 2).unwrap();
+                    let mut found = vec![0; payload as usize];
+                    arena.copy_out(0, &mut found).unwrap();
+                    let inside = |at: usize| (*start..*end).contains(&(at as u64));
+                    let right =
+                        found.iter().enumerate().all(|(at, b)| *b == if inside(at) { bytes[at] } else { 0 });
+                    assert!(right, "{start}..{end} of {payload}");
+                }
+            }
+        }
+    }
+}

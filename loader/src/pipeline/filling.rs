@@ -126,6 +126,10 @@ impl Filling {
 
     /// Marks every block of `range`, which begins with one.
     fn mark(&self, range: ByteRange) {
+        if range.is_empty() {
+            // At the payload's end it begins in the last block, of which it has nothing.
+            return;
+        }
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let index = |at: u64| usize::try_from(at / self.block).unwrap_or(usize::MAX);
         // A block that is there in part is not there; the payload's last one may be short.
@@ -163,6 +167,17 @@ mod tests {
         let arena = HostArena::create(spec, &HostArenaConfig::default()).unwrap().0;
         let values = digests.values().to_vec();
         (Filling::new(arena, with.then(|| Arc::new(digests))).unwrap(), values)
+    }
+
+    #[test]
+    fn a_range_of_nothing_marks_nothing_wherever_it_lies() {
+        for payload in [1, 4096, 5 * 4096 + 1] {
+            let (filling, _) = filling(payload, true);
+            for at in [0, payload / 2, payload] {
+                filling.proved(ByteRange::new(at, at));
+            }
+            assert_eq!(filling.missing(), [ByteRange::new(0, payload)]);
+        }
     }
 
     #[test]
