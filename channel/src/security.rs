@@ -117,6 +117,11 @@ impl Security {
         Ok(Self(Arc::new(Inner { tls, token, roots, given, made: OnceLock::new(), allow_anonymous })))
     }
 
+    /// Whether `token` is the channels' own, which must never be sent.
+    pub fn holds(&self, token: &Token) -> bool {
+        self.0.token.as_ref() == Some(token)
+    }
+
     pub(crate) fn token(&self) -> Option<&Token> {
         self.0.token.as_ref()
     }

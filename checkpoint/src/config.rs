@@ -19,7 +19,9 @@ pub struct ModelConfig {
     pub tied_embeddings: bool,
     /// `quantization_config` as canonical JSON (compact, keys sorted by bytes).
     pub quantisation: Option<String>,
-    /// Every whole number at the top and in `text_config`, by its key; the top's where both have one.
+    /// Every whole number from 0 at the top and in `text_config`, by its key; the top's where both have one. A number of
+    /// heads that is none (negative, a list, a word) counts as 0, by which nothing can be cut: it must not pass for
+    /// one that is not given, which has a default.
     pub numbers: BTreeMap<String, u64>,
     /// Why a `config.json` that is there could not be used. Python writes `Infinity`, which is no JSON; the
     /// tensors are sound all the same.
@@ -58,7 +60,10 @@ impl ModelConfig {
 
 fn numbers(value: &Value) -> impl Iterator<Item = (String, u64)> + '_ {
     let members = value.as_object().into_iter().flatten();
-    members.filter_map(|(key, value)| Some((key.clone(), value.as_u64()?)))
+    members.filter_map(|(key, value)| {
+        let none = || (key.ends_with("_heads") && !value.is_null()).then_some(0);
+        Some((key.clone(), value.as_u64().or_else(none)?))
+    })
 }
 
 /// Compact JSON with the keys of every object sorted by bytes.
@@ -103,6 +108,17 @@ mod tests {
         let c = ModelConfig::parse(br#"{"a":1,"b":-2,"text_config":{"a":3,"n_routed_experts":384,"t":1.5}}"#);
         let wanted = [("a".to_owned(), 1), ("n_routed_experts".to_owned(), 384)];
         assert_eq!(c.numbers.into_iter().collect::<Vec<_>>(), wanted);
+    }
+
+    #[test]
+    fn a_number_of_heads_that_is_none_is_not_one_left_out() {
+        for odd in ["-1", "1.5", "\"8\"", "[8, 8]"] {
+            let json = format!(r#"{{"num_attention_heads":16,"num_key_value_heads":{odd}}}"#);
+            let numbers = ModelConfig::parse(json.as_bytes()).numbers;
+            assert_eq!(numbers.get("num_key_value_heads"), Some(&0), "{odd}");
+        }
+        let left_out = ModelConfig::parse(br#"{"num_attention_heads":16,"num_key_value_heads":null}"#);
+        assert_eq!(left_out.numbers.get("num_key_value_heads"), None);
     }
 
     #[test]

@@ -56,6 +56,23 @@ fn dimensions_that_do_not_divide_are_named_with_their_sizes() {
 }
 
 #[test]
+fn a_config_that_names_no_family_is_what_is_refused() {
+    let mut model = qwen3_moe(&sizes());
+    model.set("model_type", serde_json::Value::Null);
+    let (what, text) = refused(&model, &tp(2));
+    assert!(matches!(what, Refused::NoFamily { .. }), "{what:?}");
+    assert!(text.contains("names no model_type") && text.contains("--recipe"), "{text}");
+}
+
+#[test]
+fn heads_that_are_no_number_are_not_taken_for_the_default() {
+    let mut model = llama(&sizes());
+    model.set("num_key_value_heads", -1);
+    let (_, text) = refused(&model, &tp(2));
+    assert!(text.contains("`num_key_value_heads`"), "{text}");
+}
+
+#[test]
 fn an_unknown_family_splits_nothing_and_says_so_only_when_asked_for() {
     let mut model = qwen3_moe(&sizes());
     model.set("model_type", "abacus");

@@ -83,6 +83,11 @@ async fn off_loopback_it_wants_a_token_and_a_certificate_or_a_word_that_it_does_
     assert!(get(at, "/livez", "").await.starts_with("HTTP/1.1 200"), "probes have no token");
     let with = get(at, "/status", &format!("Authorization: Bearer {TOKEN}\r\n")).await;
     assert!(with.starts_with("HTTP/1.1 200"), "{with}");
+    // The channels' token never goes over a wire: this one would.
+    let same = SecurityConfig { token_file: Some(secret(&dir, "copy", TOKEN)), ..SecurityConfig::default() };
+    let refused = shown(&clear, &Security::load(&same).unwrap()).await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Permission, "{refused}");
+    assert!(refused.to_string().contains("channels' own token"), "{refused}");
     fs::set_permissions(dir.path().join("token"), fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(shown(&clear, &Security::default()).await.unwrap_err().kind(), Kind::Permission);
 }

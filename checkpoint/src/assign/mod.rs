@@ -160,7 +160,11 @@ fn choose(config: &ModelConfig, options: &LayoutOptions, notes: &mut Vec<String>
     let splits_nothing = options.parallel.is_whole() && target == Target::Checkpoint;
     let Some(recipe) = found else {
         if !splits_nothing && !options.experimental {
-            return Err(Refused::UnknownFamily { model_type });
+            return Err(match (&config.model_type, &config.unreadable) {
+                (Some(_), _) => Refused::UnknownFamily { model_type },
+                (None, Some(why)) => Refused::NoFamily { why: format!("is not valid JSON ({why})") },
+                (None, None) => Refused::NoFamily { why: "is not there or names no model_type".into() },
+            });
         }
         if target != Target::Checkpoint {
             return Err(Refused::NoTarget { family: "unknown".into(), target: target.name() });

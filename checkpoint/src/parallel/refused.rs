@@ -20,6 +20,14 @@ pub enum Refused {
         /// `model_type` of `config.json`.
         model_type: String,
     },
+    /// No family, so no recipe.
+    #[error(
+        "config.json {why}, so the model's family is not known; fetch the whole checkpoint, give a recipe with --recipe, or --experimental to split nothing but experts"
+    )]
+    NoFamily {
+        /// What is wrong with `config.json`.
+        why: String,
+    },
     /// A recipe nobody proved for this target.
     #[error(
         "the recipe `{family}` was not proved for the target {target}; pass --experimental to use it all the same"

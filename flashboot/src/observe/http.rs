@@ -73,7 +73,7 @@ impl Drop for Showing {
 /// with IO and time.
 ///
 /// # Errors
-/// [`Kind::Permission`] off loopback without a token or a certificate; the system's own.
+/// [`Kind::Permission`] off loopback without a token or a certificate, and for the channels' own token; the system's own.
 pub async fn serve(http: &Http, security: &Security, observed: Observed) -> Result<Option<Showing>> {
     let Some(at) = http.listen else { return Ok(None) };
     let path = http.token_file.clone();
@@ -87,6 +87,11 @@ pub async fn serve(http: &Http, security: &Security, observed: Observed) -> Resu
     if token.is_none() && !local {
         let detail = format!("{at} is no loopback address, and who asks there would need no token");
         return refused(detail, "set http.token_file");
+    }
+    if token.as_ref().is_some_and(|token| security.holds(token)) {
+        let detail =
+            "http.token_file holds the channels' own token: who asks here sends it, and channels never do";
+        return refused(detail.to_owned(), "write another, with `openssl rand -hex 32`");
     }
     let encrypts = http.tls == TlsPolicy::On || http.tls == TlsPolicy::Auto && !local;
     let tls = match (encrypts, security.by_certificate()?) {
