@@ -56,6 +56,14 @@ pub enum Error {
         /// Number of the source's GPU.
         source_gpu: u32,
     },
+    /// It would take longer than the clock counts, or more turns than can be simulated.
+    #[error(
+        "on profile {profile} the clones are not done in 18 years or 1048576 turns of its GPUs: it is too slow for so large an image"
+    )]
+    Endless {
+        /// Which profile.
+        profile: String,
+    },
     /// The replication service refused what a member said.
     #[error("the replication service refused a simulated member: {0}")]
     Placement(String),

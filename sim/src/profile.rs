@@ -19,7 +19,8 @@ pub struct Profile {
     pub name: String,
     /// What it is, in a sentence.
     pub about: String,
-    /// Which measurement its predictions were held against; `None`: none, and whoever prints a result says so.
+    /// Which measurement its predictions were held against, and in which range; `None`: none, and whoever prints a result says so.
+    /// Only a built-in profile has one.
     #[serde(default)]
     pub validated: Option<String>,
     /// How many of what there are.
@@ -158,7 +159,7 @@ impl Profile {
     /// [`Error::UnknownProfile`] where there is none.
     pub fn built_in(name: &str) -> Result<Self, Error> {
         match BUILT_IN.iter().find(|(n, _)| *n == name) {
-            Some((name, text)) => Self::parse(name, text),
+            Some((name, text)) => Self::read(name, text),
             None => Err(Error::UnknownProfile {
                 name: name.into(),
                 known: Self::names().collect::<Vec<_>>().join(", "),
@@ -166,11 +167,16 @@ impl Profile {
         }
     }
 
-    /// Reads a profile; `name` is for errors.
+    /// Reads a profile of one's own; `name` is for errors. Whatever its text says, it was held against no measurement of ours: it is
+    /// unvalidated.
     ///
     /// # Errors
     /// [`Error::Profile`] for a text that is none, or with numbers that cannot be.
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
+        Ok(Self { validated: None, ..Self::read(name, text)? })
+    }
+
+    fn read(name: &str, text: &str) -> Result<Self, Error> {
         let wrong = |detail: String| Error::Profile { name: name.into(), detail };
         let profile: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end().to_owned()))?;
         profile.check().map_err(wrong)?;
@@ -294,6 +300,13 @@ mod tests {
             assert_eq!(Profile::built_in(name).unwrap().name, name);
         }
         assert!(matches!(Profile::built_in("b200"), Err(Error::UnknownProfile { .. })));
+    }
+
+    #[test]
+    fn a_text_of_ones_own_is_validated_against_nothing() {
+        let (name, text) = BUILT_IN[0];
+        assert!(Profile::built_in(name).unwrap().validated.is_some() && text.contains("validated = "));
+        assert_eq!(Profile::parse("mine.toml", text).unwrap().validated, None);
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub(super) fn failure(e: Error) -> Failure {
 pub(super) fn validation(profile: &Profile) -> String {
     match &profile.validated {
         Some(by) => format!("validated against {by}"),
-        None => "unvalidated: nothing was measured on such a machine".into(),
+        None => "unvalidated: the profile was held against no measurement".into(),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     Event, HopId, Id, World,
     node::{Copying, Job},
 };
-use crate::Span;
+use crate::{Span, svg::ROWS};
 use flashboot_core::{ChunkRef, PeerId, replica::Event as Told};
 
 impl World<'_> {
@@ -59,7 +59,8 @@ impl World<'_> {
         let Some(copying) = node.copying else { return };
         node.version = node.version.wrapping_add(1);
         if copying.rate > 0.0 {
-            let at = copying.since + (copying.left / copying.rate * 1e9).ceil() as u64 + copying.tail;
+            let at = copying.since.saturating_add((copying.left / copying.rate * 1e9).ceil() as u64);
+            let at = at.saturating_add(copying.tail);
             self.queue.push(at, Event::Copied(id, node.version));
         }
     }
@@ -122,7 +123,7 @@ impl World<'_> {
         }
         let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
         let Some(until) = self.hashing.get_mut(gpu as usize) else { return };
-        *until = now.max(*until) + hash;
+        *until = now.max(*until).saturating_add(hash);
         self.queue.push(*until, Event::Hashed(id));
         if let Some(node) = self.node(id) {
             node.hashing.push_back(copying.job);
@@ -169,6 +170,10 @@ impl World<'_> {
         let of = |id: Id| self.members.get(id as usize);
         let (Some(hop), Some(member)) = (self.hop(copying.job.hop), of(id)) else { return };
         let Some(clone) = member.clone else { return };
+        // What no timeline has room for is not kept.
+        if u64::from(clone) * u64::from(self.scenario.ranks) + u64::from(member.rank) >= ROWS as u64 {
+            return;
+        }
         let span = Span {
             clone,
             rank: member.rank,

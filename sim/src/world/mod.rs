@@ -119,6 +119,9 @@ fn run(profile: &Profile, scenario: &Scenario, deaths: &[(u32, u64)]) -> Result<
     Ok(account::outcome(geometry, parts))
 }
 
+/// The latest that anything can happen, in nanoseconds: 18 years.
+const END: u64 = 1 << 59;
+
 fn nanos(micros: f64) -> u64 {
     (micros * 1e3).round() as u64
 }
@@ -189,8 +192,12 @@ impl<'p> World<'p> {
             }
             self.pending = self.pending.max(self.queue.waiting());
             let Some(event) = self.queue.pop() else { return Err(self.stuck("nothing is left to happen")) };
-            if self.queue.pushed() - self.slices > most || self.slices > turns::MOST {
-                return Err(self.stuck("too many events, or turns"));
+            if self.queue.now() > END || self.slices > turns::MOST {
+                return Err(Error::Endless { profile: self.profile.name.clone() });
+            }
+            // A slice is two events: its own end, and the copy's that it lets go on.
+            if self.queue.pushed().saturating_sub(2 * self.slices) > most {
+                return Err(self.stuck("too many events"));
             }
             self.happens(event)?;
             self.tell()?;

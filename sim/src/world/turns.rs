@@ -4,7 +4,7 @@ use super::{Event, HopId, Id, World, nanos, node::Job};
 use crate::{Profile, Scenario, members::Member, profile::Turns, random::mix};
 
 /// More slices than this are none of a simulation that ends.
-pub(super) const MOST: u64 = 1 << 22;
+pub(super) const MOST: u64 = 1 << 20;
 
 /// Whose turn it is on a GPU whose members take turns.
 #[derive(Debug, Clone, Default)]
@@ -98,7 +98,8 @@ impl World<'_> {
         let bytes = job.chunk.range.len();
         let Some(hop) = self.hop(job.hop) else { return };
         let alone = bytes as f64 / self.fabric.limit(hop.flow) * 1e9;
-        let alone = alone as u64 + self.hash_time(bytes) + self.cost_of(hop, job.chunk);
+        let alone =
+            (alone as u64).saturating_add(self.hash_time(bytes)).saturating_add(self.cost_of(hop, job.chunk));
         let waited = now.saturating_sub(job.ready).saturating_sub(alone);
         let late = if waited > nanos(turns.patience_us) { turns.late_us } else { 0.0 };
         let Some(node) = self.node(id) else { return };
@@ -187,7 +188,7 @@ impl World<'_> {
             let tail = self.hash_time(job.chunk.range.len());
             return self.begin_copy(id, begins, tail);
         };
-        (copying.since, copying.rate) = (begins + copying.since, rate);
+        (copying.since, copying.rate) = (begins.saturating_add(copying.since), rate);
         if let Some(node) = self.node(id) {
             node.copying = Some(copying);
         }
