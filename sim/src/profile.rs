@@ -87,7 +87,7 @@ pub struct Turns {
     pub change_us: f64,
     /// From a copy's end on the GPU to its host's knowing.
     pub notice_us: f64,
-    /// A host asks all the time for a copy's end, until the copy has waited this long for its turn;
+    /// A host asks all the time for a copy's end, until the copy has waited this long for its turn, or six times what it takes alone;
     pub patience_us: f64,
     /// then it knows this much later.
     pub late_us: f64,

@@ -101,7 +101,9 @@ impl World<'_> {
         let alone =
             (alone as u64).saturating_add(self.hash_time(bytes)).saturating_add(self.cost_of(hop, job.chunk));
         let waited = now.saturating_sub(job.ready).saturating_sub(alone);
-        let late = if waited > nanos(turns.patience_us) { turns.late_us } else { 0.0 };
+        // As `cuda` does: it expects a copy to take what it takes alone.
+        let patience = nanos(turns.patience_us).max(alone.saturating_mul(6));
+        let late = if waited > patience { turns.late_us } else { 0.0 };
         let Some(node) = self.node(id) else { return };
         node.noticed = node.noticed.max(now + nanos(turns.notice_us + late));
         node.hashing.push_back(job);
