@@ -10,6 +10,17 @@ use flashboot_rendezvous::protocol::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
+/// What the service answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// This one is to be read from.
+    Source(u32),
+    /// Ask again after so long.
+    Later(Duration),
+    /// There is nobody.
+    Nobody,
+}
+
 /// The service and what its members were told.
 #[derive(Debug)]
 pub(crate) struct Placement {
@@ -57,20 +68,16 @@ impl Placement {
     /// Whom `id` is to read from.
     pub(crate) fn source(&mut self, id: u32) -> Result<u32, Error> {
         let said = self.said.get(&id).cloned().ok_or_else(|| Error::Placement(format!("no member {id}")))?;
-        let source = self.tell(id, said)?;
-        source.ok_or_else(|| Error::Placement(format!("member {id} is to wait, though all have come")))
+        match self.tell(id, said)? {
+            Found::Source(source) => Ok(source),
+            _ => Err(Error::Placement(format!("member {id} is to wait, though all have come"))),
+        }
     }
 
     /// `id`, which holds `bytes` by now, has lost `source`: whom it is to read from instead, if there is anybody.
-    pub(crate) fn lost(
-        &mut self,
-        now: Duration,
-        id: u32,
-        source: u32,
-        bytes: u64,
-    ) -> Result<Option<u32>, Error> {
+    pub(crate) fn lost(&mut self, now: Duration, id: u32, source: u32, bytes: u64) -> Result<Found, Error> {
         self.now = self.now.max(now);
-        let Some(said) = self.said.get(&id) else { return Ok(None) };
+        let Some(said) = self.said.get(&id) else { return Ok(Found::Nobody) };
         let (member, secret, epoch) = (said.member, said.secret, said.epoch);
         let source = member_id(source);
         let request = Request::Lost { member, secret, source, epoch, cause: Cause::Lost, holds: bytes };
@@ -92,21 +99,23 @@ impl Placement {
         self.answered(id, request).map(drop)
     }
 
-    fn tell(&mut self, id: u32, said: Registration) -> Result<Option<u32>, Error> {
+    fn tell(&mut self, id: u32, said: Registration) -> Result<Found, Error> {
         self.said.insert(id, said.clone());
         self.answered(id, Request::Register(said))
     }
 
-    fn answered(&mut self, id: u32, request: Request) -> Result<Option<u32>, Error> {
+    fn answered(&mut self, id: u32, request: Request) -> Result<Found, Error> {
         match self.service.handle(self.now, request) {
             Answer::Registered { plan, .. } | Answer::Renewed { plan, .. } => {
-                let Some(plan) = plan else { return Ok(None) };
+                let Some(plan) = plan else { return Ok(Found::Nobody) };
                 if let Some(said) = self.said.get_mut(&id) {
                     (said.upstream, said.epoch) = (Some(plan.upstream), plan.epoch);
                 }
-                Ok(u32::try_from(plan.upstream.0.word().saturating_sub(1)).ok())
+                let source = u32::try_from(plan.upstream.0.word().saturating_sub(1));
+                Ok(source.map_or(Found::Nobody, Found::Source))
             }
-            Answer::Wait { .. } | Answer::Done => Ok(None),
+            Answer::Wait { retry_ms, .. } => Ok(Found::Later(Duration::from_millis(retry_ms))),
+            Answer::Done => Ok(Found::Nobody),
             Answer::Refused(refusal) => Err(Error::Placement(refusal.detail)),
             other => Err(Error::Placement(format!("an answer to another question: {other:?}"))),
         }

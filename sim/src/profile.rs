@@ -39,6 +39,9 @@ pub struct Profile {
     /// From disk and host memory into a GPU.
     #[serde(default)]
     pub memory: Option<Memory>,
+    /// Asking the replication service.
+    #[serde(default)]
+    pub service: Asking,
 }
 
 /// How many GPUs, and what they share.
@@ -127,6 +130,22 @@ pub struct Network {
     /// Each direction of a rack's uplinks together; `None`: they never limit.
     #[serde(default)]
     pub uplink: Option<f64>,
+}
+
+/// What asking the replication service takes.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asking {
+    /// A question and its answer.
+    pub question_ms: f64,
+    /// For how long a member that is told to wait asks again before it gives up.
+    pub patience_ms: f64,
+}
+
+impl Default for Asking {
+    fn default() -> Self {
+        Self { question_ms: 1.0, patience_ms: 10_000.0 }
+    }
 }
 
 /// The way from disk into a GPU.
@@ -223,6 +242,8 @@ impl Profile {
                 return Err(format!("network.rails is {}: between 1 and 1024 are possible", network.rails));
             }
         }
+        cost("service.question_ms", self.service.question_ms)?;
+        cost("service.patience_ms", self.service.patience_ms)?;
         if let Some(memory) = self.memory {
             rate("memory.socket", memory.socket)?;
             rate("memory.h2d", memory.h2d)?;

@@ -2,7 +2,7 @@
 
 use super::{
     Event, HopId, Id, World,
-    node::{Copying, Job},
+    node::{Copying, Job, NEVER},
 };
 use crate::{Span, svg::ROWS};
 use flashboot_core::{ChunkRef, PeerId, replica::Event as Told};
@@ -57,11 +57,12 @@ impl World<'_> {
     pub(super) fn ends(&mut self, id: Id) {
         let Some(node) = self.nodes.get_mut(id as usize) else { return };
         let Some(copying) = node.copying else { return };
-        node.version = node.version.wrapping_add(1);
+        node.due = NEVER;
         if copying.rate > 0.0 {
             let at = copying.since.saturating_add((copying.left / copying.rate * 1e9).ceil() as u64);
             let at = at.saturating_add(copying.tail);
-            self.queue.push(at, Event::Copied(id, node.version));
+            node.due = at.max(self.queue.now());
+            self.queue.push(at, Event::Copied(id));
         }
     }
 
@@ -85,12 +86,13 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn copied(&mut self, id: Id, version: u32) {
+    pub(super) fn copied(&mut self, id: Id) {
         let now = self.queue.now();
         let Some(node) = self.node(id) else { return };
-        if node.version != version {
+        if node.due != now {
             return;
         }
+        node.due = NEVER;
         let Some(copying) = node.copying.take() else { return };
         let bytes = copying.job.chunk.range.len();
         self.bytes += bytes;
@@ -157,7 +159,7 @@ impl World<'_> {
         if let Some(copying) = node.copying.filter(|copying| of(&copying.job)) {
             node.broken.push(copying.job);
             node.copying = None;
-            node.version = node.version.wrapping_add(1);
+            node.due = NEVER;
         }
         if self.profile.gpu.turns.is_some() {
             self.breaks_in_turn(id, hop);

@@ -1,6 +1,9 @@
 //! Turns on a GPU that processes share: one copies at a time, round and round, each for a slice.
 
-use super::{Event, HopId, Id, World, nanos, node::Job};
+use super::{
+    Event, HopId, Id, World, nanos,
+    node::{Job, NEVER},
+};
 use crate::{Profile, Scenario, members::Member, profile::Turns, random::mix};
 
 /// More slices than this are none of a simulation that ends.
@@ -13,8 +16,8 @@ pub(super) struct Turn {
     ring: Vec<Id>,
     of: Option<Id>,
     last: Option<Id>,
-    /// Counts turns.
-    number: u32,
+    /// When its slice ends: an event of another time is out of date.
+    ends: u64,
     /// Whether the slice is over and nobody else had anything to do.
     over: bool,
 }
@@ -65,9 +68,10 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn slice_ends(&mut self, gpu: u32, number: u32) {
+    pub(super) fn slice_ends(&mut self, gpu: u32) {
+        let now = self.queue.now();
         let Some(turn) = self.turns.get(gpu as usize) else { return };
-        let (Some(of), true) = (turn.of, turn.number == number) else { return };
+        let (Some(of), true) = (turn.of, turn.ends == now) else { return };
         let others = turn.ring.iter().any(|id| *id != of && (self.has_work(*id) || self.is_done(*id)));
         if others {
             self.interrupt(gpu, of);
@@ -139,7 +143,7 @@ impl World<'_> {
         self.end_turn(gpu);
         let Some(node) = self.node(id) else { return };
         let Some(mut copying) = node.copying.take() else { return };
-        node.version = node.version.wrapping_add(1);
+        node.due = NEVER;
         copying.advance(now);
         // What of its own cost is left, until it goes on.
         copying.since = copying.since.saturating_sub(now);
@@ -169,10 +173,10 @@ impl World<'_> {
         };
         let begins = now + nanos(turns.change_us * f64::from(changes));
         let Some(turn) = self.turns.get_mut(gpu as usize) else { return };
-        (turn.of, turn.last, turn.number) = (Some(next), Some(next), turn.number.wrapping_add(1));
-        let number = turn.number;
+        let ends = begins + nanos(turns.slice_us);
+        (turn.of, turn.last, turn.ends) = (Some(next), Some(next), ends);
         self.slices += 1;
-        self.queue.push(begins + nanos(turns.slice_us), Event::Slice(gpu, number));
+        self.queue.push(ends, Event::Slice(gpu));
         self.works(next, begins);
     }
 
