@@ -41,6 +41,12 @@ pub enum Error {
         /// What is possible.
         possible: &'static str,
     },
+    /// No clone is left that could have everything.
+    #[error("no clone has everything: {why}")]
+    Lost {
+        /// Why one of them gave up, or that all died.
+        why: String,
+    },
     /// The chunk does not cut the image.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
@@ -83,6 +89,7 @@ impl From<Error> for flashboot_core::Error {
     fn from(e: Error) -> Self {
         let kind = match e {
             Error::Stuck { .. } | Error::Placement(_) => Kind::Protocol,
+            Error::Lost { .. } => Kind::SourceLost,
             _ => Kind::Invalid,
         };
         Self::new(kind, "simulate", e.to_string())

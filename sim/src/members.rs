@@ -20,6 +20,8 @@ pub(crate) struct Member {
     pub(crate) clone: Option<u32>,
     /// Which of its replica's GPUs, and so which image.
     pub(crate) rank: u32,
+    /// Which replica's it is, seeds counted too.
+    pub(crate) replica: u32,
     /// Members of one group run one schedule; the first member of each is its rank 0.
     first: u32,
     /// Its number in the group's schedule.
@@ -72,6 +74,7 @@ fn of_rank(scenario: &Scenario, seeds: u32, rank: u32, seats: &Seats) -> Vec<Mem
                 gpu: seats.gpu(participant, rank),
                 clone: (!seed).then_some(clone),
                 rank,
+                replica: participant,
                 first,
                 place,
                 clones: of_group,

@@ -288,6 +288,12 @@ impl Copy {
         ] {
             cost(&format!("{of}.{what}"), value)?;
         }
+        if self.jitter_us > 0.0 && self.chunk_us == 0.0 {
+            return Err(format!(
+                "{of}.jitter_us is {}: a cost of nothing ({of}.chunk_us) cannot vary",
+                self.jitter_us
+            ));
+        }
         Ok(())
     }
 }
@@ -339,6 +345,7 @@ mod tests {
             ("duplex = 0", "x = 1\nduplex = 0", "x"),
             ("hosts = 18", "hosts = 0", "shape.hosts"),
             ("start_us = ", "start_us = -", "nvlink.start_us"),
+            ("chunk_us = 6.71", "chunk_us = 0.0", "nvlink.jitter_us"),
             ("sockets = 2", "sockets = 9", "memory.sockets"),
         ] {
             assert!(good.contains(is), "{is}");

@@ -88,7 +88,8 @@ impl World<'_> {
             return Err(Error::Placement(format!("no member {source}")));
         };
         let slow = |member: Member| failure::factor(&self.scenario, member.clone);
-        let factor = slow(from).min(slow(to)) * failure::unevenness(&self.scenario, source, reader);
+        let factor =
+            slow(from).min(slow(to)) * failure::unevenness(&self.scenario, to.rank, from.replica, to.replica);
         let (flow, copy) = self.site.connect(&mut self.fabric, from.gpu, to.gpu, factor)?;
         let id = u32::try_from(self.hops.len()).unwrap_or(u32::MAX);
         let costs = self.costs_of(copy);

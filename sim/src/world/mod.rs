@@ -263,14 +263,16 @@ impl<'p> World<'p> {
 
     /// What `chunk` costs at this hop apart from its bytes, in nanoseconds.
     fn cost_of(&self, hop: &Hop, chunk: ChunkRef) -> u64 {
-        let rank = self.members.get(hop.reader as usize).map_or(0, |member| member.rank);
-        let word = u64::from(rank) << 52
-            ^ u64::from(hop.reader) << 32
+        let Some((_, costs)) = self.costs.get(hop.costs) else { return 0 };
+        if let Some(always) = costs.always() {
+            return always as u64;
+        }
+        let Some(member) = self.members.get(hop.reader as usize) else { return 0 };
+        let word = u64::from(member.rank) << 52
+            ^ u64::from(member.replica) << 32
             ^ u64::from(chunk.shard.0) << 20
             ^ chunk.index;
-        let drawn =
-            self.costs.get(hop.costs).map_or(0.0, |(_, costs)| costs.of(mix(self.scenario.seed, word)));
-        drawn as u64
+        costs.of(mix(self.scenario.seed, word)) as u64
     }
 }
 
