@@ -1,5 +1,5 @@
 //! How processes take turns on one H200, read off a timeline that was measured: the `h200` profile's turns are what it shows.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use flashboot_sim::Profile;
 use serde_json::Value;
