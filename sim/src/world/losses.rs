@@ -105,6 +105,8 @@ impl World<'_> {
             Some(placement) => placement,
             None => self.census()?,
         };
+        let alive = (0..).zip(&self.nodes).filter(|(_, node)| node.alive && node.machine.is_some());
+        placement.renews(now, alive.map(|(id, node)| (id, node.words.iter().sum())))?;
         let found = placement.lost(now, id, lost, holds)?;
         self.placement = Some(placement);
         Ok(found)
