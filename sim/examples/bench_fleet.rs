@@ -1,7 +1,8 @@
 //! Ten thousand GPUs against a bare event loop: what the model costs beside the least that as many events cost.
 //!
-//! 1,250 replicas of 8 GPUs, 809 chunks each, as a tree of chains. The bare loop takes as many events out of the same queue, with
-//! as many waiting, and does nothing with them. The last line is for `cargo xtask bench`.
+//! 1,250 replicas of 8 GPUs, 809 chunks each, as a tree of chains. The bare loop takes as many events out of the same queue and
+//! does nothing with them, with as many waiting as the simulator has at a time: an eighth of all, a GPU of each replica. With all waiting in
+//! one queue it is slower; that ratio is printed and not judged. The last line is for `cargo xtask bench`.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot run ends")]
 
 use flashboot_sim::{Chunk, Profile, Queue, Scenario, Topology, simulate};
@@ -50,28 +51,28 @@ fn main() {
         chunk: Chunk::Bytes(256 << 20),
         ..Scenario::new(IMAGE, 1250)
     };
-    let (mut best, mut least, mut last) = (f64::INFINITY, f64::INFINITY, None);
+    let (mut best, mut least, mut crowded, mut last) = (f64::INFINITY, f64::INFINITY, f64::INFINITY, None);
     for _ in 0..3 {
         let began = computed();
         let outcome = simulate(&profile, &scenario).unwrap();
         best = best.min(computed() - began);
         assert_eq!(outcome.clones.len(), 1250);
         assert_eq!(outcome.chunks, 809);
-        least = least.min(bare(outcome.events, outcome.pending));
+        least = least.min(bare(outcome.events, outcome.pending / 8));
+        crowded = crowded.min(bare(outcome.events, outcome.pending));
         last = Some(outcome);
     }
     let outcome = last.unwrap();
-    let of_one_part = bare(outcome.events, outcome.pending / 8);
-    let (ratio, peak) = (best / least, peak_mib() / 1024.0);
+    let (ratio, of_all, peak) = (best / least, best / crowded, peak_mib() / 1024.0);
     println!(
-        "{} events, {} waiting at most: {best:.2} s, bare {least:.2} s ({of_one_part:.2} s with an eighth of them waiting); the last clone after {:.1} s of virtual time",
+        "{} events, {} waiting at most: {best:.2} s, bare {least:.2} s with as many waiting, {crowded:.2} s ({of_all:.2}) with those of all eight GPUs waiting at once; the last clone after {:.1} s of virtual time",
         outcome.events,
-        outcome.pending,
+        outcome.pending / 8,
         outcome.filled().unwrap().last_ms / 1e3
     );
     let how = "10,000 GPUs, 809 chunks each, tree of chains of 16";
     println!(
-        r#"{{"rows": [{{"name": "simulation ÷ bare event loop", "target": "≤ 4", "measured": {ratio:.2}, "ok": {}, "how": "{how}, the best of 3 of each"}}, {{"name": "the simulator's memory", "target": "≤ 2 GiB", "measured": {peak:.2}, "ok": {}, "how": "{how}, at its peak"}}]}}"#,
+        r#"{{"rows": [{{"name": "simulation ÷ bare event loop", "target": "≤ 4", "measured": {ratio:.2}, "ok": {}, "how": "{how}, as many waiting, the best of 3 of each"}}, {{"name": "the simulator's memory", "target": "≤ 2 GiB", "measured": {peak:.2}, "ok": {}, "how": "{how}, at its peak"}}]}}"#,
         ratio <= 4.0,
         peak <= 2.0,
     );

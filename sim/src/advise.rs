@@ -2,6 +2,7 @@
 
 use crate::{Chunk, Error, Filled, Outcome, Profile, Scenario, Topology, simulate};
 use flashboot_core::{BLOCK, ByteSize};
+use std::{cmp::Ordering, collections::BTreeSet};
 
 /// What is wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,8 +22,10 @@ pub struct Tried {
     pub seeds: u32,
     /// Bytes of one copy.
     pub chunk: u64,
-    /// First, last, mean.
+    /// First, last, mean, of the clones that have everything.
     pub filled: Filled,
+    /// Clones that live and gave up.
+    pub failed: usize,
     /// The most used link and its use.
     pub busiest: Option<(String, f64)>,
 }
@@ -66,14 +69,12 @@ pub fn advise(profile: &Profile, scenario: &Scenario, goal: Goal) -> Result<Advi
     let mut seeds = scenario.seeds;
     let most = goal.most_seeds.max(seeds).min(scenario.clones);
     let mut best = trial.best_shape(seeds)?;
-    let missed = |run: &Run| goal.within_ms.is_some_and(|within| run.1.last_ms > within);
+    let missed = |run: &Run| goal.within_ms.is_some_and(|within| !meets(run, within));
     while missed(&best) && seeds < most {
         seeds = seeds.saturating_mul(2).min(most);
         let next = trial.best_shape(seeds)?;
         // More seeds that bring nothing are not advised.
-        if next.1.last_ms < best.1.last_ms * (1.0 - SAME) {
-            best = next;
-        }
+        best = quicker(Some(best), next);
     }
     let more = if best.0.seeds < scenario.clones && goal.within_ms.is_none() {
         let twice = Scenario { seeds: (best.0.seeds * 2).min(scenario.clones), ..best.0 };
@@ -81,7 +82,7 @@ pub fn advise(profile: &Profile, scenario: &Scenario, goal: Goal) -> Result<Advi
     } else {
         None
     };
-    let meets = goal.within_ms.map(|within| best.1.last_ms <= within);
+    let meets = goal.within_ms.map(|within| meets(&best, within));
     let why = trial.why(&best, more.as_ref(), goal);
     let (scenario, filled, outcome) = best;
     let best = tried(&scenario, filled, &outcome);
@@ -98,18 +99,22 @@ struct Trial<'p> {
 
 fn tried(scenario: &Scenario, filled: Filled, outcome: &Outcome) -> Tried {
     let busiest = outcome.links.first().map(|link| (link.link.clone(), link.used));
-    Tried { topology: scenario.topology, seeds: scenario.seeds, chunk: outcome.chunk, filled, busiest }
+    Tried {
+        topology: scenario.topology,
+        seeds: scenario.seeds,
+        chunk: outcome.chunk,
+        filled,
+        failed: outcome.failed.len(),
+        busiest,
+    }
 }
 
 impl Trial<'_> {
     fn run(&mut self, scenario: Scenario) -> Result<Run, Error> {
         let outcome = simulate(self.profile, &scenario)?;
         let Some(filled) = outcome.filled() else {
-            return Err(Error::Stuck {
-                at_ms: 0,
-                left: u64::from(scenario.clones),
-                why: "every clone died".into(),
-            });
+            let why = outcome.failed.first().map_or("every one of them died", |(_, why)| why);
+            return Err(Error::Lost { why: why.into() });
         };
         self.tried.push(tried(&scenario, filled, &outcome));
         Ok((scenario, filled, outcome))
@@ -146,9 +151,21 @@ impl Trial<'_> {
         Ok(best)
     }
 
+    /// The numbers of seeds, each once.
+    fn seeds_tried(&self) -> String {
+        let numbers: BTreeSet<u32> = self.tried.iter().map(|t| t.seeds).collect();
+        numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+    }
+
     fn why(&self, best: &Run, more: Option<&Run>, goal: Goal) -> Vec<String> {
         let (scenario, filled, outcome) = best;
         let mut why = Vec::new();
+        if !outcome.failed.is_empty() {
+            why.push(format!(
+                "{} clones give up for want of a source: times are the others'",
+                outcome.failed.len()
+            ));
+        }
         let same = |t: &&Tried| t.seeds == scenario.seeds;
         let kind = std::mem::discriminant(&scenario.topology);
         for other in [Topology::Star, Topology::Chain] {
@@ -197,12 +214,12 @@ impl Trial<'_> {
                 ms(f.last_ms),
                 (f.last_ms / filled.last_ms - 1.0) * 100.0
             )),
-            (None, Some(within)) if filled.last_ms <= within => {
+            (None, Some(within)) if meets(best, within) => {
                 why.push(format!("seeds: with {} it is done within {}", scenario.seeds, ms(within)));
             }
             (None, Some(within)) => why.push(format!(
-                "no number of seeds up to {} brings the last clone below {}; this is the quickest found",
-                goal.most_seeds,
+                "no number of seeds that was tried ({}) brings the last clone below {}; this is the quickest found",
+                self.seeds_tried(),
                 ms(within)
             )),
             (None, None) => {}
@@ -211,11 +228,24 @@ impl Trial<'_> {
     }
 }
 
-/// The quicker of two; the one that was there where they are as quick.
+/// Whether every clone that lives has everything in `within` milliseconds.
+fn meets((_, filled, outcome): &Run, within: f64) -> bool {
+    outcome.failed.is_empty() && filled.last_ms <= within
+}
+
+/// The one with fewer clones that gave up, else the quicker of two; the one that was there where they are as quick.
 fn quicker(there: Option<Run>, new: Run) -> Run {
     match there {
-        Some(there) if new.1.last_ms >= there.1.last_ms * (1.0 - SAME) => there,
-        _ => new,
+        Some(there) => {
+            let slower = new.1.last_ms >= there.1.last_ms * (1.0 - SAME);
+            let stays = match there.2.failed.len().cmp(&new.2.failed.len()) {
+                Ordering::Less => true,
+                Ordering::Equal => slower,
+                Ordering::Greater => false,
+            };
+            if stays { there } else { new }
+        }
+        None => new,
     }
 }
 
@@ -262,7 +292,31 @@ mod tests {
         assert!(quick.best.seeds > 1 && quick.best.filled.last_ms <= within);
         let never = advise(&profile, &scenario, Goal { within_ms: Some(1.0), most_seeds: 2 }).unwrap();
         assert_eq!(never.meets, Some(false));
-        assert!(never.why.iter().any(|w| w.starts_with("no number of seeds")), "{:?}", never.why);
+        assert!(never.why.iter().any(|w| w.contains("that was tried (1, 2)")), "{:?}", never.why);
+    }
+
+    #[test]
+    fn who_gave_up_counts_more_than_how_quick_the_others_are() {
+        let profile = Profile::built_in("gb300").unwrap();
+        let scenario = Scenario::new(1 << 30, 4);
+        let outcome = simulate(&profile, &scenario).unwrap();
+        let run = |last_ms: f64, failed: usize| {
+            let filled = Filled { last_ms, ..outcome.filled().unwrap() };
+            let failed = (0..).map(|clone| (clone, "no source".to_owned())).take(failed).collect();
+            (scenario, filled, Outcome { failed, ..outcome.clone() })
+        };
+        assert_eq!(quicker(Some(run(9.0, 0)), run(1.0, 1)).1.last_ms, 9.0);
+        assert_eq!(quicker(Some(run(1.0, 1)), run(9.0, 0)).1.last_ms, 9.0);
+        assert_eq!(quicker(Some(run(9.0, 1)), run(1.0, 1)).1.last_ms, 1.0);
+        assert!(meets(&run(1.0, 0), 2.0) && !meets(&run(1.0, 1), 2.0) && !meets(&run(3.0, 0), 2.0));
+    }
+
+    #[test]
+    fn where_every_clone_dies_there_is_no_advice_but_no_defect_either() {
+        let profile = Profile::built_in("gb300").unwrap();
+        let doomed = Scenario { fail: 1.0, ..Scenario::new(1 << 30, 2) };
+        let found = advise(&profile, &doomed, NOTHING).unwrap_err();
+        assert_eq!(flashboot_core::Error::from(found).kind(), flashboot_core::Kind::SourceLost);
     }
 
     #[test]

@@ -41,6 +41,12 @@ pub enum Error {
         /// What is possible.
         possible: &'static str,
     },
+    /// No clone is left that could have everything.
+    #[error("no clone has everything: {why}")]
+    Lost {
+        /// Why one of them gave up, or that all died.
+        why: String,
+    },
     /// The chunk does not cut the image.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
@@ -55,6 +61,14 @@ pub enum Error {
         reader: u32,
         /// Number of the source's GPU.
         source_gpu: u32,
+    },
+    /// It would take longer than the clock counts, or more turns than can be simulated.
+    #[error(
+        "on profile {profile} the clones are not done in 18 years or 1048576 turns of its GPUs: it is too slow for so large an image"
+    )]
+    Endless {
+        /// Which profile.
+        profile: String,
     },
     /// The replication service refused what a member said.
     #[error("the replication service refused a simulated member: {0}")]
@@ -75,6 +89,7 @@ impl From<Error> for flashboot_core::Error {
     fn from(e: Error) -> Self {
         let kind = match e {
             Error::Stuck { .. } | Error::Placement(_) => Kind::Protocol,
+            Error::Lost { .. } => Kind::SourceLost,
             _ => Kind::Invalid,
         };
         Self::new(kind, "simulate", e.to_string())

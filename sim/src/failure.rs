@@ -8,6 +8,7 @@ use crate::{
 const DIES: u64 = 0xD1E5;
 const WHEN: u64 = 0x3E4;
 const SLOW: u64 = 0x510;
+const RANK: u64 = 0xA24B_AED4_963E_E407;
 const UNEVEN: u64 = 0x0DD << 24;
 
 /// The moments at which clones die, in nanoseconds, by their number: each evenly drawn from `0..within`.
@@ -26,12 +27,13 @@ pub(crate) fn factor(scenario: &Scenario, clone: Option<u32>) -> f64 {
     if drawn < slow.share { slow.factor } else { 1.0 }
 }
 
-/// What is left of the rate of the hop from `source` to `reader`: half of a normal distribution below 1.
-pub(crate) fn unevenness(scenario: &Scenario, source: u32, reader: u32) -> f64 {
+/// What is left of the rate of the hop from the replica `source` to `reader`, between their GPUs of `rank`: half of a normal
+/// distribution below 1. Numbers are of all replicas: who is simulated together with whom changes nothing.
+pub(crate) fn unevenness(scenario: &Scenario, rank: u32, source: u32, reader: u32) -> f64 {
     if scenario.uneven == 0.0 {
         return 1.0;
     }
-    let hop = u64::from(source) << 32 | u64::from(reader);
+    let hop = (u64::from(source) << 32 | u64::from(reader)) ^ u64::from(rank).wrapping_mul(RANK);
     // The sum of twelve even draws is all but normal.
     let draw = |n: u64| unit(mix(scenario.seed ^ UNEVEN ^ hop, n));
     let normal = (0..12).map(draw).sum::<f64>() - 6.0;

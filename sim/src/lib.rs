@@ -30,7 +30,7 @@ pub use advise::{Advice, Goal, Tried, advise};
 pub use error::Error;
 pub use load::{Load, Loaded, load};
 pub use outcome::{CloneTime, Filled, LinkUse, Outcome, Span};
-pub use profile::{Copy, Gpu, Memory, Network, Profile, Shape, Turns};
+pub use profile::{Asking, Copy, Gpu, Memory, Network, Profile, Shape, Turns};
 pub use queue::Queue;
 pub use scenario::{Chunk, Scenario, Slow, Topology};
 pub use svg::{curves, timeline};

@@ -20,6 +20,8 @@ pub(crate) struct Member {
     pub(crate) clone: Option<u32>,
     /// Which of its replica's GPUs, and so which image.
     pub(crate) rank: u32,
+    /// Which replica's it is, seeds counted too.
+    pub(crate) replica: u32,
     /// Members of one group run one schedule; the first member of each is its rank 0.
     first: u32,
     /// Its number in the group's schedule.
@@ -72,6 +74,7 @@ fn of_rank(scenario: &Scenario, seeds: u32, rank: u32, seats: &Seats) -> Vec<Mem
                 gpu: seats.gpu(participant, rank),
                 clone: (!seed).then_some(clone),
                 rank,
+                replica: participant,
                 first,
                 place,
                 clones: of_group,
@@ -82,6 +85,9 @@ fn of_rank(scenario: &Scenario, seeds: u32, rank: u32, seats: &Seats) -> Vec<Mem
     }
     members
 }
+
+/// Members of a GPU that is shared, at most.
+const SHARE: u64 = 64;
 
 /// Which GPUs a replica has.
 struct Seats {
@@ -109,6 +115,11 @@ impl Seats {
         let wanted = seats.first(replicas.saturating_sub(1)).saturating_add(seats.ranks);
         if wanted > seats.gpus && !profile.shape.shared {
             return Err(Error::Room { profile: profile.name.clone(), wanted, has: seats.gpus });
+        }
+        let all = replicas.saturating_mul(seats.ranks);
+        if profile.shape.shared && all > seats.gpus.saturating_mul(SHARE) {
+            let possible = "at most 64 processes on each GPU of this profile, seeds' among them";
+            return Err(Error::Range { option: "--clones", given: scenario.clones.to_string(), possible });
         }
         Ok(seats)
     }
@@ -220,6 +231,10 @@ mod tests {
         let profile = Profile::built_in("gb300").unwrap();
         let found = members(&profile, &Scenario::new(1, 72));
         assert_eq!(found, Err(Error::Room { profile: "gb300".into(), wanted: 73, has: 72 }));
+        let h200 = Profile::built_in("h200").unwrap();
+        let shared = members(&h200, &Scenario::new(1, 64));
+        assert!(matches!(shared, Err(Error::Range { option: "--clones", .. })));
+        assert!(members(&h200, &Scenario::new(1, 63)).is_ok());
         let crowded = Scenario { per_host: Some(5), ..Scenario::new(1, 2) };
         assert!(matches!(members(&profile, &crowded), Err(Error::Range { option: "--per-host", .. })));
     }

@@ -63,7 +63,7 @@ pub struct Outcome {
     pub map_ms: f64,
     /// The most used links, the most used first.
     pub links: Vec<LinkUse>,
-    /// Every copy, where the scenario asks for them.
+    /// Every copy of the first 96 GPUs, where the scenario asks for them.
     pub spans: Vec<Span>,
     /// Bytes that landed on clones.
     pub bytes: u64,

@@ -10,6 +10,17 @@ use flashboot_rendezvous::protocol::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
+/// What the service answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// This one is to be read from.
+    Source(u32),
+    /// Ask again after so long.
+    Later(Duration),
+    /// There is nobody.
+    Nobody,
+}
+
 /// The service and what its members were told.
 #[derive(Debug)]
 pub(crate) struct Placement {
@@ -17,6 +28,8 @@ pub(crate) struct Placement {
     bytes: u64,
     said: BTreeMap<u32, Registration>,
     now: Duration,
+    /// When members last renewed.
+    renewed: Duration,
 }
 
 /// Longer than any simulation: leases are not what is simulated.
@@ -25,7 +38,13 @@ const LEASE: Duration = Duration::from_secs(1 << 30);
 impl Placement {
     pub(crate) fn new(bytes: u64) -> Self {
         let rules = Rules { lease: LEASE, members: usize::MAX, ..Rules::default() };
-        Self { service: Service::new(rules), bytes, said: BTreeMap::new(), now: Duration::ZERO }
+        Self {
+            service: Service::new(rules),
+            bytes,
+            said: BTreeMap::new(),
+            now: Duration::ZERO,
+            renewed: Duration::ZERO,
+        }
     }
 
     /// Member `id` registers. A clone waits for `expect` others in all, where that is given.
@@ -57,24 +76,44 @@ impl Placement {
     /// Whom `id` is to read from.
     pub(crate) fn source(&mut self, id: u32) -> Result<u32, Error> {
         let said = self.said.get(&id).cloned().ok_or_else(|| Error::Placement(format!("no member {id}")))?;
-        let source = self.tell(id, said)?;
-        source.ok_or_else(|| Error::Placement(format!("member {id} is to wait, though all have come")))
+        match self.tell(id, said)? {
+            Found::Source(source) => Ok(source),
+            _ => Err(Error::Placement(format!("member {id} is to wait, though all have come"))),
+        }
     }
 
     /// `id`, which holds `bytes` by now, has lost `source`: whom it is to read from instead, if there is anybody.
-    pub(crate) fn lost(
-        &mut self,
-        now: Duration,
-        id: u32,
-        source: u32,
-        bytes: u64,
-    ) -> Result<Option<u32>, Error> {
+    pub(crate) fn lost(&mut self, now: Duration, id: u32, source: u32, bytes: u64) -> Result<Found, Error> {
         self.now = self.now.max(now);
-        let Some(said) = self.said.get(&id) else { return Ok(None) };
+        let Some(said) = self.said.get(&id) else { return Ok(Found::Nobody) };
         let (member, secret, epoch) = (said.member, said.secret, said.epoch);
         let source = member_id(source);
         let request = Request::Lost { member, secret, source, epoch, cause: Cause::Lost, holds: bytes };
         self.answered(id, request)
+    }
+
+    /// What members hold by now, of which the service hears no oftener than real ones renew.
+    pub(crate) fn renews(
+        &mut self,
+        now: Duration,
+        holds: impl Iterator<Item = (u32, u64)>,
+    ) -> Result<(), Error> {
+        self.now = self.now.max(now);
+        if self.now < self.renewed.saturating_add(Rules::default().lease / 3) {
+            return Ok(());
+        }
+        self.renewed = self.now;
+        for (id, holds) in holds {
+            let Some(said) = self.said.get_mut(&id) else { continue };
+            said.holds = holds.max(said.holds);
+            let (member, secret, holds, epoch) = (said.member, said.secret, said.holds, said.epoch);
+            let request = Request::Renew { member, secret, holds, upstream: None, epoch, membership: 0 };
+            // A plan that comes along changes nothing: whom it reads from it asks only after a loss.
+            if let Answer::Refused(refusal) = self.service.handle(self.now, request) {
+                return Err(Error::Placement(refusal.detail));
+            }
+        }
+        Ok(())
     }
 
     /// `id` has everything.
@@ -92,21 +131,23 @@ impl Placement {
         self.answered(id, request).map(drop)
     }
 
-    fn tell(&mut self, id: u32, said: Registration) -> Result<Option<u32>, Error> {
+    fn tell(&mut self, id: u32, said: Registration) -> Result<Found, Error> {
         self.said.insert(id, said.clone());
         self.answered(id, Request::Register(said))
     }
 
-    fn answered(&mut self, id: u32, request: Request) -> Result<Option<u32>, Error> {
+    fn answered(&mut self, id: u32, request: Request) -> Result<Found, Error> {
         match self.service.handle(self.now, request) {
             Answer::Registered { plan, .. } | Answer::Renewed { plan, .. } => {
-                let Some(plan) = plan else { return Ok(None) };
+                let Some(plan) = plan else { return Ok(Found::Nobody) };
                 if let Some(said) = self.said.get_mut(&id) {
                     (said.upstream, said.epoch) = (Some(plan.upstream), plan.epoch);
                 }
-                Ok(u32::try_from(plan.upstream.0.word().saturating_sub(1)).ok())
+                let source = u32::try_from(plan.upstream.0.word().saturating_sub(1));
+                Ok(source.map_or(Found::Nobody, Found::Source))
             }
-            Answer::Wait { .. } | Answer::Done => Ok(None),
+            Answer::Wait { retry_ms, .. } => Ok(Found::Later(Duration::from_millis(retry_ms))),
+            Answer::Done => Ok(Found::Nobody),
             Answer::Refused(refusal) => Err(Error::Placement(refusal.detail)),
             other => Err(Error::Placement(format!("an answer to another question: {other:?}"))),
         }
@@ -155,4 +196,31 @@ impl Placement {
 
 fn member_id(id: u32) -> MemberId {
     MemberId(Generation::from_random(u64::from(id) + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Profile, Scenario, members::members, site::Site};
+
+    #[test]
+    fn others_bytes_are_known_as_of_their_last_renewal() {
+        let profile = Profile::built_in("gb300").unwrap();
+        let all = members(&profile, &Scenario::new(1 << 30, 2)).unwrap().concat();
+        let site = Site::new(&profile);
+        let mut placement = Placement::new(1 << 30);
+        for (id, member) in (0..).zip(&all) {
+            let source = (id > 0).then_some(0);
+            placement.is_there(id, member, site.place(member.gpu), (source, 1 << 24)).unwrap();
+        }
+        let known = |placement: &Placement| placement.said.get(&2).map(|said| said.holds);
+        let second = Duration::from_secs(1);
+        placement.renews(second, [(2, 5 << 24)].into_iter()).unwrap();
+        assert_eq!(known(&placement), Some(1 << 24), "nobody renews so soon");
+        placement.renews(4 * second, [(2, 5 << 24)].into_iter()).unwrap();
+        assert_eq!(known(&placement), Some(5 << 24));
+        // Renewing has not moved it: it still has the source that it can lose.
+        let found = placement.lost(5 * second, 2, 0, 6 << 24).unwrap();
+        assert_ne!(found, Found::Source(0), "{found:?}");
+    }
 }

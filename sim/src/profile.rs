@@ -19,7 +19,8 @@ pub struct Profile {
     pub name: String,
     /// What it is, in a sentence.
     pub about: String,
-    /// Which measurement its predictions were held against; `None`: none, and whoever prints a result says so.
+    /// Which measurement its predictions were held against, and in which range; `None`: none, and whoever prints a result says so.
+    /// Only a built-in profile has one.
     #[serde(default)]
     pub validated: Option<String>,
     /// How many of what there are.
@@ -38,6 +39,9 @@ pub struct Profile {
     /// From disk and host memory into a GPU.
     #[serde(default)]
     pub memory: Option<Memory>,
+    /// Asking the replication service.
+    #[serde(default)]
+    pub service: Asking,
 }
 
 /// How many GPUs, and what they share.
@@ -86,7 +90,7 @@ pub struct Turns {
     pub change_us: f64,
     /// From a copy's end on the GPU to its host's knowing.
     pub notice_us: f64,
-    /// A host asks all the time for a copy's end, until the copy has waited this long for its turn;
+    /// A host asks all the time for a copy's end, until the copy has waited this long for its turn, or six times what it takes alone;
     pub patience_us: f64,
     /// then it knows this much later.
     pub late_us: f64,
@@ -128,6 +132,22 @@ pub struct Network {
     pub uplink: Option<f64>,
 }
 
+/// What asking the replication service takes.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asking {
+    /// A question and its answer.
+    pub question_ms: f64,
+    /// For how long a member that is told to wait asks again before it gives up.
+    pub patience_ms: f64,
+}
+
+impl Default for Asking {
+    fn default() -> Self {
+        Self { question_ms: 1.0, patience_ms: 10_000.0 }
+    }
+}
+
 /// The way from disk into a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -158,7 +178,7 @@ impl Profile {
     /// [`Error::UnknownProfile`] where there is none.
     pub fn built_in(name: &str) -> Result<Self, Error> {
         match BUILT_IN.iter().find(|(n, _)| *n == name) {
-            Some((name, text)) => Self::parse(name, text),
+            Some((name, text)) => Self::read(name, text),
             None => Err(Error::UnknownProfile {
                 name: name.into(),
                 known: Self::names().collect::<Vec<_>>().join(", "),
@@ -166,11 +186,16 @@ impl Profile {
         }
     }
 
-    /// Reads a profile; `name` is for errors.
+    /// Reads a profile of one's own; `name` is for errors. Whatever its text says, it was held against no measurement of ours: it is
+    /// unvalidated.
     ///
     /// # Errors
     /// [`Error::Profile`] for a text that is none, or with numbers that cannot be.
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
+        Ok(Self { validated: None, ..Self::read(name, text)? })
+    }
+
+    fn read(name: &str, text: &str) -> Result<Self, Error> {
         let wrong = |detail: String| Error::Profile { name: name.into(), detail };
         let profile: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end().to_owned()))?;
         profile.check().map_err(wrong)?;
@@ -217,6 +242,8 @@ impl Profile {
                 return Err(format!("network.rails is {}: between 1 and 1024 are possible", network.rails));
             }
         }
+        cost("service.question_ms", self.service.question_ms)?;
+        cost("service.patience_ms", self.service.patience_ms)?;
         if let Some(memory) = self.memory {
             rate("memory.socket", memory.socket)?;
             rate("memory.h2d", memory.h2d)?;
@@ -261,6 +288,12 @@ impl Copy {
         ] {
             cost(&format!("{of}.{what}"), value)?;
         }
+        if self.jitter_us > 0.0 && self.chunk_us == 0.0 {
+            return Err(format!(
+                "{of}.jitter_us is {}: a cost of nothing ({of}.chunk_us) cannot vary",
+                self.jitter_us
+            ));
+        }
         Ok(())
     }
 }
@@ -297,6 +330,13 @@ mod tests {
     }
 
     #[test]
+    fn a_text_of_ones_own_is_validated_against_nothing() {
+        let (name, text) = BUILT_IN[0];
+        assert!(Profile::built_in(name).unwrap().validated.is_some() && text.contains("validated = "));
+        assert_eq!(Profile::parse("mine.toml", text).unwrap().validated, None);
+    }
+
+    #[test]
     fn impossible_numbers_and_unknown_keys_are_refused_by_name() {
         let (_, good) = BUILT_IN[0];
         for (is, becomes, named) in [
@@ -305,6 +345,7 @@ mod tests {
             ("duplex = 0", "x = 1\nduplex = 0", "x"),
             ("hosts = 18", "hosts = 0", "shape.hosts"),
             ("start_us = ", "start_us = -", "nvlink.start_us"),
+            ("chunk_us = 6.71", "chunk_us = 0.0", "nvlink.jitter_us"),
             ("sockets = 2", "sockets = 9", "memory.sockets"),
         ] {
             assert!(good.contains(is), "{is}");

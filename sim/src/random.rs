@@ -39,6 +39,11 @@ impl Costs {
         Self(draws)
     }
 
+    /// The one value of costs without spread.
+    pub(crate) fn always(&self) -> Option<f64> {
+        if let [always] = self.0[..] { Some(always) } else { None }
+    }
+
     /// The draw that belongs to `word`.
     pub(crate) fn of(&self, word: u64) -> f64 {
         let at = usize::try_from(word % self.0.len().max(1) as u64).unwrap_or(0);

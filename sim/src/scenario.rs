@@ -8,6 +8,19 @@ use flashboot_core::{
 use flashboot_rendezvous::protocol::Rules;
 use std::{fmt, time::Duration};
 
+/// Processes of one simulation, at most: each has a machine and its lists.
+const MEMBERS: u64 = 1 << 20;
+/// Members that the replication service is asked about, at most: it looks at every member for every other.
+const SERVED: u64 = 1 << 12;
+/// Nodes of a gather, at most: each may read from every other.
+const NODES: u32 = 1 << 10;
+/// Copies in all, at most: a machine remembers 32 bytes of each.
+const COPIES: u64 = 1 << 25;
+/// Bytes that land in all, at most: so that they can be counted.
+const BYTES: u128 = 1 << 62;
+/// Copies that a timeline shows, at most.
+const DRAWN: u64 = 1 << 20;
+
 /// In which shape bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Topology {
@@ -120,7 +133,7 @@ pub struct Scenario {
     pub uneven: f64,
     /// What draws depend on. One seed is one history.
     pub seed: u64,
-    /// Whether every copy's beginning and end is kept.
+    /// Whether the beginning and the end of every copy of the first 96 GPUs is kept.
     pub spans: bool,
 }
 
@@ -156,7 +169,8 @@ impl Scenario {
     /// How the image is cut.
     ///
     /// # Errors
-    /// [`Error::Geometry`] for a chunk that is no whole number of blocks.
+    /// [`Error::Geometry`] for a chunk that is no whole number of blocks; [`Error::Range`] for more copies than can be
+    /// simulated.
     pub(crate) fn geometry(&self, profile: &Profile) -> Result<Geometry, Error> {
         let clones = self.clones_of_a_seed();
         let shards = self.topology.schedule(clones).map_or(1, Schedule::shards);
@@ -170,7 +184,30 @@ impl Scenario {
                 auto_chunk(shard, self.topology.depth(clones), verify, BLOCK, costs(profile))
             }
         };
-        Ok(Geometry::new(self.image, BLOCK, chunk, shards)?)
+        let geometry = Geometry::new(self.image, BLOCK, chunk, shards)?;
+        self.fits(geometry)?;
+        Ok(geometry)
+    }
+
+    /// Refuses more than memory and patience have room for: options that are possible one by one may not be together.
+    fn fits(&self, geometry: Geometry) -> Result<(), Error> {
+        let range = |option, given: String, possible| Err(Error::Range { option, given, possible });
+        let replicas = u64::from(self.clones) * u64::from(self.ranks);
+        let bytes = u128::from(self.image) * u128::from(replicas);
+        if bytes > BYTES {
+            return range("--image-size", format!("{bytes} bytes for all"), "at most 4 EiB for all clones");
+        }
+        let chunks = self.image.div_ceil(geometry.chunk()).saturating_add(u64::from(geometry.shards()));
+        let copies = |members: u64| chunks.saturating_mul(members);
+        if copies(replicas) > COPIES {
+            let given = format!("{} bytes, {} copies in all", geometry.chunk(), copies(replicas));
+            return range("--chunk", given, "at most 33554432 copies in all: larger chunks, or fewer clones");
+        }
+        let drawn = copies(replicas.min(crate::svg::ROWS as u64));
+        if self.spans && drawn > DRAWN {
+            return range("--svg", format!("a picture of {drawn} copies"), "at most 1048576");
+        }
+        Ok(())
     }
 
     /// # Errors
@@ -185,12 +222,26 @@ impl Scenario {
         if self.image == 0 || self.image > 1 << 50 {
             return range("--image-size", self.image.to_string(), "from 1 byte to 1024TiB");
         }
-        let nodes = if self.topology.is_gather() { 4096 } else { 1 << 20 };
-        let possible = "between 1 and 1048576, and 4096 nodes of a gather";
+        let nodes = if self.topology.is_gather() { NODES } else { 1 << 20 };
+        let possible = "between 1 and 1048576, and 1024 nodes of a gather";
         count("--clones", self.clones, nodes, possible)?;
         count("--ranks", self.ranks, 4096, "between 1 and 4096")?;
         count("--depth", self.depth, 64, "between 1 and 64")?;
         count("--seeds", self.seeds, self.clones, "between 1 and the number of clones")?;
+        let members = (u64::from(self.clones) + u64::from(self.seeds)) * u64::from(self.ranks);
+        if members > MEMBERS {
+            let given = format!("{} of {} ranks", self.clones, self.ranks);
+            return range("--clones", given, "at most 1048576 GPUs of clones and seeds together");
+        }
+        let served = self.topology == Topology::Placed || self.fail > 0.0;
+        if served && members > SERVED {
+            let given = format!("{} of {} ranks", self.clones, self.ranks);
+            return range(
+                "--clones",
+                given,
+                "at most 4096 GPUs where the replication service decides or clones die",
+            );
+        }
         if let Some(per_host) = self.per_host {
             count("--per-host", per_host, 1 << 20, "between 1 and 1048576")?;
         }
@@ -200,6 +251,10 @@ impl Scenario {
         }
         if !(0.0..=1.0).contains(&self.fail) {
             return range("--fail", self.fail.to_string(), "a probability from 0 to 1");
+        }
+        if self.fail > 0.0 && self.topology.is_gather() {
+            let possible = "0 for an all-gather: how its nodes go on after a death is not modelled";
+            return range("--fail", self.fail.to_string(), possible);
         }
         if !(0.0..=1.0).contains(&self.uneven) {
             return range("--uneven", self.uneven.to_string(), "a share from 0 to 1");
@@ -252,6 +307,10 @@ mod tests {
             (Scenario { ranks: 0, ..good }, "--ranks"),
             (Scenario { per_host: Some(0), ..good }, "--per-host"),
             (Scenario { topology: Topology::Tree { length: 0, fanout: 2 }, ..good }, "--tree-length"),
+            (Scenario { clones: 1 << 20, ranks: 2, ..good }, "--clones"),
+            (Scenario { clones: 1 << 12, topology: Topology::Placed, ..good }, "--clones"),
+            (Scenario { clones: 1 << 12, fail: 0.1, ..good }, "--clones"),
+            (Scenario { topology: Topology::Staggered, fail: 0.1, ..good }, "--fail"),
             (Scenario { fail: f64::NAN, ..good }, "--fail"),
             (Scenario { slow: Some(Slow { share: 0.1, factor: 0.0 }), ..good }, "--slow"),
         ] {
@@ -262,5 +321,29 @@ mod tests {
         let profile = Profile::built_in("gb300").unwrap();
         let odd = Scenario { chunk: Chunk::Bytes(1000), ..good };
         assert!(matches!(odd.geometry(&profile), Err(Error::Geometry(_))));
+    }
+
+    #[test]
+    fn options_that_are_possible_one_by_one_are_refused_together() {
+        let profile = Profile::built_in("h100-roce").unwrap();
+        let huge = Scenario { chunk: Chunk::Bytes(BLOCK), ..Scenario::new(1 << 50, 8) };
+        let whole = Scenario { chunk: Chunk::Whole, ..Scenario::new(1 << 50, 16_000) };
+        let drawn = Scenario { spans: true, chunk: Chunk::Bytes(BLOCK), ..Scenario::new(BLOCK << 20, 1) };
+        for (bad, named) in [
+            (huge, "--chunk"),
+            (Scenario { clones: 16_000, image: 1 << 47, ..huge }, "--chunk"),
+            (whole, "--image-size"),
+            (drawn, "--svg"),
+        ] {
+            assert_eq!(bad.check(), Ok(()));
+            let Err(Error::Range { option, .. }) = bad.geometry(&profile) else {
+                panic!("{named} was taken")
+            };
+            assert_eq!(option, named);
+        }
+        assert!(Scenario { spans: false, ..drawn }.geometry(&profile).is_ok());
+        let fleet =
+            Scenario { ranks: 8, chunk: Chunk::Bytes(256 << 20), ..Scenario::new(217_000_000_000, 1250) };
+        assert!(fleet.geometry(&profile).is_ok());
     }
 }

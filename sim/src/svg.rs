@@ -8,7 +8,7 @@ const WIDTH: f64 = 960.0;
 const LEFT: f64 = 90.0;
 const ROW: f64 = 14.0;
 /// GPUs that have a row, at most.
-const ROWS: usize = 96;
+pub(crate) const ROWS: usize = 96;
 const COLOURS: [&str; 4] = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0"];
 
 fn begin(height: f64, title: &str) -> String {

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::{
     fmt::Write as _,
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
     process::ExitCode,
     str::FromStr,
@@ -75,14 +76,18 @@ impl Machine {
         }
         let path = Path::new(&self.profile);
         let io = |e: std::io::Error| CoreError::from_io("read", &e, &self.profile);
-        let length = fs::metadata(path).map_err(io)?.len();
-        if length > PROFILE_BYTES {
-            return Err(Failure::usage(format!(
-                "{}: {length} bytes are more than a profile has",
-                self.profile
-            )));
+        // What is no file may have no end, or never begin.
+        if !fs::metadata(path).map_err(io)?.is_file() {
+            return Err(Failure::usage(format!("{}: a profile is a file", self.profile)));
         }
-        Profile::parse(&self.profile, &fs::read_to_string(path).map_err(io)?).map_err(failure)
+        let mut text = String::new();
+        fs::File::open(path)
+            .and_then(|file| file.take(PROFILE_BYTES + 1).read_to_string(&mut text))
+            .map_err(io)?;
+        if text.len() as u64 > PROFILE_BYTES {
+            return Err(Failure::usage(format!("{}: more than 1 MiB is no profile", self.profile)));
+        }
+        Profile::parse(&self.profile, &text).map_err(failure)
     }
 
     pub(super) fn scenario(&self) -> Scenario {
@@ -107,7 +112,7 @@ pub(super) fn failure(e: Error) -> Failure {
 pub(super) fn validation(profile: &Profile) -> String {
     match &profile.validated {
         Some(by) => format!("validated against {by}"),
-        None => "unvalidated: nothing was measured on such a machine".into(),
+        None => "unvalidated: the profile was held against no measurement".into(),
     }
 }
 
@@ -156,18 +161,18 @@ pub(crate) struct SimulateArgs {
     machine: Machine,
     #[arg(short, long, value_enum, default_value_t = Shape::Chain)]
     topology: Shape,
-    /// Clones in one chain of a tree
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    tree_length: u32,
-    /// Chain heads that read from one chain head of a tree
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    tree_fanout: u32,
-    /// Bytes of one copy, a whole number of 16MiB blocks, auto, or whole
-    #[arg(short, long, value_name = "auto|whole|SIZE", default_value = "auto")]
-    chunk: ChunkArg,
-    /// Replicas that hold all from the start; the clones are dealt out to them
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seeds: u32,
+    /// Clones in one chain of a tree [default: 16]
+    #[arg(long, value_name = "N")]
+    tree_length: Option<u32>,
+    /// Chain heads that read from one chain head of a tree [default: 2]
+    #[arg(long, value_name = "N")]
+    tree_fanout: Option<u32>,
+    /// Bytes of one copy, a whole number of 16MiB blocks, auto, or whole [default: auto]
+    #[arg(short, long, value_name = "auto|whole|SIZE")]
+    chunk: Option<ChunkArg>,
+    /// Replicas that hold all from the start; the clones are dealt out to them [default: 1]
+    #[arg(long, value_name = "N")]
+    seeds: Option<u32>,
     /// How unequal hops are: the standard deviation of a hop's rate, as a share of it
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     uneven: f64,
@@ -183,8 +188,26 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
+    /// Refuses options that the shape has no use for.
+    fn check(&self) -> Result<(), Failure> {
+        let tree = self.topology == Shape::Tree;
+        if !tree && (self.tree_length.is_some() || self.tree_fanout.is_some()) {
+            return Err(Failure::usage("--tree-length and --tree-fanout are for --topology tree"));
+        }
+        let gather = matches!(self.topology, Shape::Ring | Shape::Staggered | Shape::WholeChunkRing);
+        if gather && self.seeds.is_some() {
+            return Err(Failure::usage(
+                "--seeds is for broadcasts: nodes of an all-gather complete one another",
+            ));
+        }
+        if self.sweep == Some(Varied::Chunk) && self.chunk.is_some() {
+            return Err(Failure::usage("--sweep chunk tries chunks of its own: leave --chunk out"));
+        }
+        Ok(())
+    }
+
     fn scenario(&self) -> Scenario {
-        let (length, fanout) = (self.tree_length, self.tree_fanout);
+        let (length, fanout) = (self.tree_length.unwrap_or(16), self.tree_fanout.unwrap_or(2));
         Scenario {
             topology: match self.topology {
                 Shape::Star => Topology::Star,
@@ -195,8 +218,8 @@ impl SimulateArgs {
                 Shape::Staggered => Topology::Staggered,
                 Shape::WholeChunkRing => Topology::WholeChunkRing,
             },
-            chunk: self.chunk.0,
-            seeds: self.seeds,
+            chunk: self.chunk.map_or(Chunk::Auto, |chunk| chunk.0),
+            seeds: self.seeds.unwrap_or(1),
             uneven: self.uneven,
             spans: self.svg.is_some() && self.sweep.is_none(),
             ..self.machine.scenario()
@@ -205,6 +228,7 @@ impl SimulateArgs {
 }
 
 pub(crate) fn run(args: &SimulateArgs, output: Output) -> Result<ExitCode, Failure> {
+    args.check()?;
     let profile = args.machine.profile()?;
     let scenario = args.scenario();
     let loaded = args.load.map(|from| loads(&profile, &scenario, from)).transpose()?;

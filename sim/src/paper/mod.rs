@@ -11,7 +11,7 @@ mod row;
 
 pub use fit::{Fit, Free};
 pub use page::page;
-pub use row::{Basis, Row, Table, Wanted};
+pub use row::{Basis, Mark, Row, Table, Wanted};
 
 use crate::{Error, Profile};
 

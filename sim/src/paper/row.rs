@@ -9,6 +9,8 @@ pub enum Basis {
     Predicted,
     /// A published input that the model takes as it is.
     Given,
+    /// It rests on an assumption that nobody has shown.
+    Assumed,
 }
 
 impl Basis {
@@ -18,7 +20,25 @@ impl Basis {
             Self::Fitted => "fitted",
             Self::Predicted => "predicted",
             Self::Given => "given",
+            Self::Assumed => "assumed",
         }
+    }
+}
+
+/// How far a figure may be off, as a share, and who said so.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mark {
+    /// Whoever ordered the simulator, before there was one.
+    Asked(f64),
+    /// We ourselves, with the figures in sight.
+    Own(f64),
+}
+
+impl Mark {
+    /// The share.
+    pub fn within(self) -> f64 {
+        let (Self::Asked(within) | Self::Own(within)) = self;
+        within
     }
 }
 
@@ -46,8 +66,8 @@ pub struct Row {
     pub simulated: f64,
     /// Where that comes from.
     pub basis: Basis,
-    /// How far it may be off, as a share; `None`: reported only.
-    pub within: Option<f64>,
+    /// How far it may be off; `None`: reported only.
+    pub mark: Option<Mark>,
 }
 
 impl Row {
@@ -64,7 +84,7 @@ impl Row {
 
     /// Whether it is near enough; `None` where nobody said how near that is.
     pub fn met(&self) -> Option<bool> {
-        self.within.map(|within| self.error().abs() <= within)
+        self.mark.map(|mark| self.error().abs() <= mark.within())
     }
 }
 
@@ -84,8 +104,9 @@ mod tests {
     use super::*;
 
     fn row(wanted: Wanted, simulated: f64, within: Option<f64>) -> Row {
+        let mark = within.map(Mark::Asked);
         let (figure, what, unit, basis) = ("", String::new(), "", Basis::Predicted);
-        Row { figure, what, wanted, unit, simulated, basis, within }
+        Row { figure, what, wanted, unit, simulated, basis, mark }
     }
 
     #[test]

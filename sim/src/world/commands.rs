@@ -2,7 +2,7 @@
 
 use super::{
     Event, HopId, Id, World, nanos,
-    node::{Hop, Job, Watch},
+    node::{Hop, Job, NEVER, Watch},
 };
 use crate::{
     Copy, Error, failure,
@@ -36,7 +36,7 @@ impl World<'_> {
             }
             Command::Seek { lost, .. } => {
                 let lost = u32::try_from(lost.0).unwrap_or(u32::MAX);
-                self.asks(id, lost, 0)?;
+                self.seeks(id, lost);
             }
             Command::Complete => {
                 self.over(id, None);
@@ -88,7 +88,8 @@ impl World<'_> {
             return Err(Error::Placement(format!("no member {source}")));
         };
         let slow = |member: Member| failure::factor(&self.scenario, member.clone);
-        let factor = slow(from).min(slow(to)) * failure::unevenness(&self.scenario, source, reader);
+        let factor =
+            slow(from).min(slow(to)) * failure::unevenness(&self.scenario, to.rank, from.replica, to.replica);
         let (flow, copy) = self.site.connect(&mut self.fabric, from.gpu, to.gpu, factor)?;
         let id = u32::try_from(self.hops.len()).unwrap_or(u32::MAX);
         let costs = self.costs_of(copy);
@@ -157,9 +158,7 @@ impl World<'_> {
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
         let now = self.queue.now();
         let Some(node) = self.nodes.get_mut(id as usize) else { return };
-        node.watches = node.watches.wrapping_add(1);
-        let number = node.watches;
-        node.watch = Some(Watch { hop, shard, at_least, until, number, there: false });
+        node.watch = Some(Watch { hop, shard, at_least, until, seen: NEVER });
         if !std::mem::replace(&mut node.ticks, true) {
             self.queue.push(until.max(now), Event::Tick(id));
         }
@@ -174,18 +173,20 @@ impl World<'_> {
             .nodes
             .get(hop.source as usize)
             .is_some_and(|from| from.alive && from.word(watch.shard) >= watch.at_least);
-        if !there || watch.there {
+        if !there || watch.seen != NEVER {
             return;
         }
-        self.queue.push(self.queue.now() + hop.look, Event::Seen(id, watch.number));
+        let seen = self.queue.now() + hop.look;
+        self.queue.push(seen, Event::Seen(id));
         if let Some(watch) = self.node(id).and_then(|node| node.watch.as_mut()) {
-            watch.there = true;
+            watch.seen = seen;
         }
     }
 
-    pub(super) fn seen(&mut self, id: Id, number: u32) {
+    pub(super) fn seen(&mut self, id: Id) {
+        let now = self.queue.now();
         let Some(watch) = self.nodes.get(id as usize).and_then(|node| node.watch) else { return };
-        if watch.number != number {
+        if watch.seen != now {
             return;
         }
         let Some(hop) = self.hop(watch.hop).copied() else { return };

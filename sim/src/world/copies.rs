@@ -2,9 +2,9 @@
 
 use super::{
     Event, HopId, Id, World,
-    node::{Copying, Job},
+    node::{Copying, Job, NEVER},
 };
-use crate::Span;
+use crate::{Span, svg::ROWS};
 use flashboot_core::{ChunkRef, PeerId, replica::Event as Told};
 
 impl World<'_> {
@@ -57,10 +57,12 @@ impl World<'_> {
     pub(super) fn ends(&mut self, id: Id) {
         let Some(node) = self.nodes.get_mut(id as usize) else { return };
         let Some(copying) = node.copying else { return };
-        node.version = node.version.wrapping_add(1);
+        node.due = NEVER;
         if copying.rate > 0.0 {
-            let at = copying.since + (copying.left / copying.rate * 1e9).ceil() as u64 + copying.tail;
-            self.queue.push(at, Event::Copied(id, node.version));
+            let at = copying.since.saturating_add((copying.left / copying.rate * 1e9).ceil() as u64);
+            let at = at.saturating_add(copying.tail);
+            node.due = at.max(self.queue.now());
+            self.queue.push(at, Event::Copied(id));
         }
     }
 
@@ -84,12 +86,13 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn copied(&mut self, id: Id, version: u32) {
+    pub(super) fn copied(&mut self, id: Id) {
         let now = self.queue.now();
         let Some(node) = self.node(id) else { return };
-        if node.version != version {
+        if node.due != now {
             return;
         }
+        node.due = NEVER;
         let Some(copying) = node.copying.take() else { return };
         let bytes = copying.job.chunk.range.len();
         self.bytes += bytes;
@@ -122,7 +125,7 @@ impl World<'_> {
         }
         let Some(gpu) = self.members.get(id as usize).map(|m| m.gpu) else { return };
         let Some(until) = self.hashing.get_mut(gpu as usize) else { return };
-        *until = now.max(*until) + hash;
+        *until = now.max(*until).saturating_add(hash);
         self.queue.push(*until, Event::Hashed(id));
         if let Some(node) = self.node(id) {
             node.hashing.push_back(copying.job);
@@ -156,7 +159,7 @@ impl World<'_> {
         if let Some(copying) = node.copying.filter(|copying| of(&copying.job)) {
             node.broken.push(copying.job);
             node.copying = None;
-            node.version = node.version.wrapping_add(1);
+            node.due = NEVER;
         }
         if self.profile.gpu.turns.is_some() {
             self.breaks_in_turn(id, hop);
@@ -169,6 +172,10 @@ impl World<'_> {
         let of = |id: Id| self.members.get(id as usize);
         let (Some(hop), Some(member)) = (self.hop(copying.job.hop), of(id)) else { return };
         let Some(clone) = member.clone else { return };
+        // What no timeline has room for is not kept.
+        if u64::from(clone) * u64::from(self.scenario.ranks) + u64::from(member.rank) >= ROWS as u64 {
+            return;
+        }
         let span = Span {
             clone,
             rank: member.rank,

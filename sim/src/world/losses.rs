@@ -1,15 +1,15 @@
 //! Deaths, and whom the readers of the dead go on at.
 
-use super::{Event, HopId, Id, World, commands::gone};
-use crate::{Error, placement::Placement};
+use super::{Event, HopId, Id, World, commands::gone, nanos};
+use crate::{
+    Error,
+    placement::{Found, Placement},
+};
 use flashboot_core::{PeerId, replica::Event as Told};
+use std::time::Duration;
 
-/// A question of the service's and its answer, in nanoseconds.
-const QUESTION: u64 = 1_000_000;
-/// How soon a member asks again that was told to wait, as the service says it.
-const AGAIN: u64 = 50_000_000;
-/// How often it does.
-const TIMES: u16 = 200;
+/// A member asks again at least so often, however long the service told it to wait: as the real one.
+const LONGEST: Duration = Duration::from_millis(500);
 
 impl World<'_> {
     /// Every GPU of `clone` is gone.
@@ -61,36 +61,52 @@ impl World<'_> {
         }
     }
 
-    /// `id` asks for another source than `lost`, for the first time (`times` = 0) or again.
-    pub(super) fn asks(&mut self, id: Id, lost: Id, times: u16) -> Result<(), Error> {
-        if self.nodes.get(id as usize).is_none_or(|node| node.machine.is_none()) {
-            return Ok(());
-        }
-        if times == 0 {
-            self.queue.push(self.queue.now() + QUESTION, Event::Asks(id, lost, 1));
-            return Ok(());
-        }
-        let source = PeerId(u64::from(lost));
+    /// `id` asks for another source than `lost`, and has its answer a question later.
+    pub(super) fn seeks(&mut self, id: Id, lost: Id) {
+        let now = self.queue.now();
+        let question = nanos(self.profile.service.question_ms * 1e3);
+        let Some(node) = self.node(id) else { return };
+        node.seeks.push_back((lost, now));
+        self.queue.push(now + question, Event::Asks(id));
+    }
+
+    pub(super) fn asks(&mut self, id: Id) -> Result<(), Error> {
+        let now = self.queue.now();
+        let Some(node) = self.node(id).filter(|node| node.machine.is_some()) else { return Ok(()) };
+        let Some((lost, since)) = node.seeks.pop_front() else { return Ok(()) };
         // Of a gather nobody else is known to have a part.
         let one = self.geometry.shards() == 1;
-        let found = if one { self.replacement(id, lost)? } else { None };
-        if found.is_none() && one && times < TIMES {
-            self.queue.push(self.queue.now() + AGAIN, Event::Asks(id, lost, times + 1));
+        let found = if one { self.replacement(id, lost)? } else { Found::Nobody };
+        let patience = nanos(self.profile.service.patience_ms * 1e3);
+        if let Found::Later(wait) = found
+            && now.saturating_sub(since) < patience
+        {
+            let wait = u64::try_from(wait.min(LONGEST).as_nanos()).unwrap_or(u64::MAX);
+            if let Some(node) = self.node(id) {
+                node.seeks.push_back((lost, since));
+            }
+            let question = nanos(self.profile.service.question_ms * 1e3);
+            self.queue.push(now.saturating_add(wait).saturating_add(question), Event::Asks(id));
             return Ok(());
         }
-        self.moves += u64::from(found.is_some());
-        let to = found.map(|id| PeerId(u64::from(id)));
-        self.told.push_back((id, Told::Reassigned { lost: source, source: to }));
+        let to = match found {
+            Found::Source(id) => Some(PeerId(u64::from(id))),
+            Found::Later(_) | Found::Nobody => None,
+        };
+        self.moves += u64::from(to.is_some());
+        self.told.push_back((id, Told::Reassigned { lost: PeerId(u64::from(lost)), source: to }));
         Ok(())
     }
 
-    fn replacement(&mut self, id: Id, lost: Id) -> Result<Option<Id>, Error> {
+    fn replacement(&mut self, id: Id, lost: Id) -> Result<Found, Error> {
         let now = self.now();
         let holds = self.nodes.get(id as usize).map_or(0, |node| node.words.iter().sum());
         let mut placement = match self.placement.take() {
             Some(placement) => placement,
             None => self.census()?,
         };
+        let alive = (0..).zip(&self.nodes).filter(|(_, node)| node.alive && node.machine.is_some());
+        placement.renews(now, alive.map(|(id, node)| (id, node.words.iter().sum())))?;
         let found = placement.lost(now, id, lost, holds)?;
         self.placement = Some(placement);
         Ok(found)

@@ -32,19 +32,19 @@ type Id = u32;
 /// A hop's number.
 type HopId = u32;
 
-/// Something that will happen.
+/// Something that will happen, in as few bytes as can be: most of a run is putting these in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// The copy under way at a member is done, unless it was changed since.
-    Copied(Id, u32),
+    /// The copy under way at a member is done, if it still ends now.
+    Copied(Id),
     /// The oldest copy of a member that is being hashed is hashed.
     Hashed(Id),
     /// A member's next copy may begin, where members take turns.
     Ready(Id),
-    /// The slice of whose turn it is on a GPU is over, unless the turn is over already.
-    Slice(u32, u32),
-    /// The word that a member waits for is seen, if it still waits for that one.
-    Seen(Id, u32),
+    /// The slice of whose turn it is on a GPU is over, if it still ends now.
+    Slice(u32),
+    /// The word that a member waits for is seen, if it is still seen now.
+    Seen(Id),
     /// A source is mapped.
     Attached(HopId),
     /// A member looks at the time.
@@ -53,8 +53,8 @@ enum Event {
     Dies(u32),
     /// A reader notices that its source is gone.
     Noticed(HopId),
-    /// A member asks again whom to read from instead of another.
-    Asks(Id, Id, u16),
+    /// A member asks whom to read from instead of the first that it seeks another for.
+    Asks(Id),
 }
 
 /// Everything there is.
@@ -118,6 +118,9 @@ fn run(profile: &Profile, scenario: &Scenario, deaths: &[(u32, u64)]) -> Result<
     }
     Ok(account::outcome(geometry, parts))
 }
+
+/// The latest that anything can happen, in nanoseconds: 18 years.
+const END: u64 = 1 << 59;
 
 fn nanos(micros: f64) -> u64 {
     (micros * 1e3).round() as u64
@@ -189,8 +192,12 @@ impl<'p> World<'p> {
             }
             self.pending = self.pending.max(self.queue.waiting());
             let Some(event) = self.queue.pop() else { return Err(self.stuck("nothing is left to happen")) };
-            if self.queue.pushed() - self.slices > most || self.slices > turns::MOST {
-                return Err(self.stuck("too many events, or turns"));
+            if self.queue.now() > END || self.slices > turns::MOST {
+                return Err(Error::Endless { profile: self.profile.name.clone() });
+            }
+            // A slice is two events: its own end, and the copy's that it lets go on.
+            if self.queue.pushed().saturating_sub(2 * self.slices) > most {
+                return Err(self.stuck("too many events"));
             }
             self.happens(event)?;
             self.tell()?;
@@ -208,16 +215,16 @@ impl<'p> World<'p> {
 
     fn happens(&mut self, event: Event) -> Result<(), Error> {
         match event {
-            Event::Copied(id, version) => self.copied(id, version),
+            Event::Copied(id) => self.copied(id),
             Event::Hashed(id) => self.hashed(id),
             Event::Ready(id) => self.is_ready(id),
-            Event::Slice(gpu, number) => self.slice_ends(gpu, number),
-            Event::Seen(id, number) => self.seen(id, number),
+            Event::Slice(gpu) => self.slice_ends(gpu),
+            Event::Seen(id) => self.seen(id),
             Event::Attached(hop) => self.attached(hop),
             Event::Tick(id) => self.tick(id),
             Event::Dies(clone) => self.dies(clone),
             Event::Noticed(hop) => self.noticed(hop),
-            Event::Asks(id, lost, times) => self.asks(id, lost, times)?,
+            Event::Asks(id) => self.asks(id)?,
         }
         Ok(())
     }
@@ -256,14 +263,16 @@ impl<'p> World<'p> {
 
     /// What `chunk` costs at this hop apart from its bytes, in nanoseconds.
     fn cost_of(&self, hop: &Hop, chunk: ChunkRef) -> u64 {
-        let rank = self.members.get(hop.reader as usize).map_or(0, |member| member.rank);
-        let word = u64::from(rank) << 52
-            ^ u64::from(hop.reader) << 32
+        let Some((_, costs)) = self.costs.get(hop.costs) else { return 0 };
+        if let Some(always) = costs.always() {
+            return always as u64;
+        }
+        let Some(member) = self.members.get(hop.reader as usize) else { return 0 };
+        let word = u64::from(member.rank) << 52
+            ^ u64::from(member.replica) << 32
             ^ u64::from(chunk.shard.0) << 20
             ^ chunk.index;
-        let drawn =
-            self.costs.get(hop.costs).map_or(0.0, |(_, costs)| costs.of(mix(self.scenario.seed, word)));
-        drawn as u64
+        costs.of(mix(self.scenario.seed, word)) as u64
     }
 }
 

@@ -5,6 +5,9 @@ use crate::fabric::FlowId;
 use flashboot_core::{ChunkRef, ShardId, replica::Replica};
 use std::collections::VecDeque;
 
+/// No time: nothing is due.
+pub(super) const NEVER: u64 = u64::MAX;
+
 /// A member.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -19,8 +22,6 @@ pub(super) struct Node {
     pub(super) hops: Vec<HopId>,
     /// The word that it waits for.
     pub(super) watch: Option<Watch>,
-    /// Counts its watches.
-    pub(super) watches: u32,
     /// Whether it is to look at the time.
     pub(super) ticks: bool,
     /// Copies in the order in which they were asked for.
@@ -28,12 +29,14 @@ pub(super) struct Node {
     pub(super) copying: Option<Copying>,
     /// A copy that the end of a slice has interrupted.
     pub(super) paused: Option<Copying>,
-    /// Counts changes of the copy under way.
-    pub(super) version: u32,
+    /// When the copy under way ends, as things stand: an event of another time is out of date.
+    pub(super) due: u64,
     /// What is being hashed, or has ended and is not noticed yet.
     pub(super) hashing: VecDeque<Job>,
     /// When the last of them is noticed.
     pub(super) noticed: u64,
+    /// Lost sources for which it seeks another, with since when.
+    pub(super) seeks: VecDeque<(Id, u64)>,
     /// Copies whose source died under them.
     pub(super) broken: Vec<Job>,
     /// When it had everything, in nanoseconds.
@@ -50,9 +53,8 @@ pub(super) struct Watch {
     pub(super) at_least: u64,
     /// In nanoseconds.
     pub(super) until: u64,
-    pub(super) number: u32,
-    /// Whether it has come, and is being looked at.
-    pub(super) there: bool,
+    /// When it is seen, once it has come.
+    pub(super) seen: u64,
 }
 
 /// A copy that was asked for.
@@ -133,14 +135,14 @@ impl Node {
             readers: Vec::new(),
             hops: Vec::new(),
             watch: None,
-            watches: 0,
             ticks: false,
             queue: VecDeque::new(),
             copying: None,
             paused: None,
-            version: 0,
+            due: NEVER,
             hashing: VecDeque::new(),
             noticed: 0,
+            seeks: VecDeque::new(),
             broken: Vec::new(),
             done: None,
             failed: None,

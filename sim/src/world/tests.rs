@@ -29,7 +29,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
                 ranks,
                 depth,
                 verify,
-                fail: f64::from(fail) * 0.15,
+                fail: if topology.is_gather() { 0.0 } else { f64::from(fail) * 0.15 },
                 slow: (slow > 0).then_some(Slow { share: 0.3, factor: 0.4 }),
                 uneven: f64::from(uneven) * 0.1,
                 seed,
@@ -67,10 +67,8 @@ proptest! {
         let outcome = simulate(&profile, &scenario).unwrap();
         let ended = outcome.clones.len() + outcome.dead.len() + outcome.failed.len();
         prop_assert_eq!(ended, scenario.clones as usize, "{:?}", outcome);
-        // A broadcast's seeds live, so who lives is full; of a gather nobody else has a dead node's part.
-        if !scenario.topology.is_gather() || outcome.dead.is_empty() {
-            prop_assert_eq!(&outcome.failed, &[]);
-        }
+        // Seeds live, so who lives is full.
+        prop_assert_eq!(&outcome.failed, &[]);
         if scenario.fail == 0.0 {
             prop_assert_eq!(outcome.clones.len(), scenario.clones as usize);
             prop_assert_eq!(outcome.moves, 0);
@@ -130,7 +128,9 @@ proptest! {
         let calm = Scenario { fail: 0.0, slow: None, ..scenario };
         // Draws aside: a chunk more must not change what the others cost.
         let still = |copy: Copy| Copy { jitter_us: 0.0, ..copy };
-        let profile = Profile { nvlink: profile.nvlink.map(still), ..profile };
+        let mut profile = Profile { nvlink: profile.nvlink.map(still), ..profile };
+        // Nor does a host's patience, which is longer for a larger copy.
+        profile.gpu.turns = profile.gpu.turns.map(|turns| crate::Turns { late_us: 0.0, ..turns });
         if calm.topology.is_gather() {
             return Ok(());
         }
@@ -146,15 +146,27 @@ fn a_dead_links_readers_go_on_elsewhere_and_start_nothing_over() {
     // Of three times only the notice is long here.
     let slow_to_notice = |copy: Copy| Copy { detect_ms: 500.0, ..copy };
     let profile = Profile { nvlink: profile.nvlink.map(slow_to_notice), ..profile };
-    let scenario = Scenario { fail: 0.3, seed: 5, per_host: Some(4), ..Scenario::new(20 << 30, 20) };
+    let scenario =
+        Scenario { fail: 0.3, seed: 5, per_host: Some(4), spans: true, ..Scenario::new(20 << 30, 20) };
     let outcome = simulate(&profile, &scenario).unwrap();
     assert!(!outcome.dead.is_empty() && outcome.moves > 0, "{outcome:?}");
     assert_eq!(outcome.clones.len() + outcome.dead.len(), 20);
-    // What is verified is never pulled again: all copies together are the survivors' images, what the dead had, and
-    // what was under way when somebody died.
-    let survivors = outcome.clones.len() as u64 * scenario.image;
-    let most = survivors + outcome.dead.len() as u64 * scenario.image;
-    assert!((survivors..=most).contains(&outcome.bytes), "{}", outcome.bytes);
+    // What is verified is never pulled again: of each chunk a survivor has one copy, and one more at most for each that was in
+    // flight when its source was lost.
+    let chunk = scenario.geometry(&profile).unwrap().chunk();
+    let mut copies = BTreeMap::<(u32, u64), u64>::new();
+    for span in &outcome.spans {
+        *copies.entry((span.clone, span.chunk)).or_default() += 1;
+    }
+    let lives = |clone: &u32| outcome.clones.iter().any(|c| c.index == *clone);
+    let chunks = scenario.image.div_ceil(chunk);
+    for clone in (0..20).filter(lives) {
+        let had = copies.iter().filter(|((of, _), _)| *of == clone);
+        assert_eq!(had.clone().count() as u64, chunks, "clone {clone}");
+        let twice: u64 = had.map(|(_, times)| times - 1).sum();
+        assert!(twice <= outcome.moves * u64::from(scenario.depth), "clone {clone}: {twice} copies again");
+        assert!(twice * 4 < chunks, "clone {clone}: {twice} of {chunks} again, as if it had started over");
+    }
     let calm = simulate(&profile, &Scenario { fail: 0.0, ..scenario }).unwrap();
     let late = outcome.filled().unwrap().last_ms - calm.filled().unwrap().last_ms;
     assert!((500.0..5000.0).contains(&late), "a death costs its notice: {late}");
@@ -203,10 +215,10 @@ fn two_who_share_a_gpu_take_turns_and_go_on_where_they_were_interrupted() {
     // A slice each, then what is left of the first, and what is left of the second; a change before each of the three.
     let first = 8.4 + 2090.0 + 140.0 + 2090.0 + 140.0 + (COPY - 2090.0);
     let second = first + 140.0 + (COPY - 2090.0);
-    // Both waited longer than their hosts look closely.
+    // Both waited for less than six times what a copy takes: their hosts look closely all the while.
     let mut times: Vec<f64> = outcome.clones.iter().map(|clone| clone.ms).collect();
     times.sort_by(f64::total_cmp);
-    near(times, &[first + 335.0, second + 335.0]);
+    near(times, &[first + 35.0, second + 35.0]);
 }
 
 #[test]
@@ -247,11 +259,30 @@ fn slow_clones_slow_those_behind_them_in_a_chain_and_nobody_in_a_star() {
 }
 
 #[test]
-fn the_service_places_better_than_a_chain_knows_how_where_hosts_share_a_wire() {
+fn the_service_places_better_than_a_star_where_hosts_share_a_wire() {
     let profile = Profile::built_in("h100-roce").unwrap();
     let scenario = Scenario { topology: Topology::Placed, ..Scenario::new(4 << 30, 23) };
     let placed = simulate(&profile, &scenario).unwrap().filled().unwrap();
     let star =
         simulate(&profile, &Scenario { topology: Topology::Star, ..scenario }).unwrap().filled().unwrap();
     assert!(placed.last_ms < star.last_ms, "{placed:?} {star:?}");
+}
+
+#[test]
+fn unequal_hops_are_the_same_whoever_is_simulated_together() {
+    let whole = Profile::built_in("h100-roce").unwrap();
+    // One device for all GPUs of a host joins its ranks in one part. Nothing else is different, as only one of them is wide.
+    let wide = |rails| {
+        let network = whole.network.map(|n| crate::Network { rails, rail: 1e15, ..n });
+        Profile { network, ..whole.clone() }
+    };
+    let scenario = Scenario {
+        ranks: 8,
+        uneven: 0.2,
+        chunk: Chunk::Bytes(64 << 20),
+        verify: false,
+        ..Scenario::new(1 << 30, 3)
+    };
+    let times = |rails| simulate(&wide(rails), &scenario).unwrap().clones;
+    assert_eq!(times(1), times(8));
 }

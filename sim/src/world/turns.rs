@@ -1,10 +1,13 @@
 //! Turns on a GPU that processes share: one copies at a time, round and round, each for a slice.
 
-use super::{Event, HopId, Id, World, nanos, node::Job};
+use super::{
+    Event, HopId, Id, World, nanos,
+    node::{Job, NEVER},
+};
 use crate::{Profile, Scenario, members::Member, profile::Turns, random::mix};
 
 /// More slices than this are none of a simulation that ends.
-pub(super) const MOST: u64 = 1 << 22;
+pub(super) const MOST: u64 = 1 << 20;
 
 /// Whose turn it is on a GPU whose members take turns.
 #[derive(Debug, Clone, Default)]
@@ -13,8 +16,8 @@ pub(super) struct Turn {
     ring: Vec<Id>,
     of: Option<Id>,
     last: Option<Id>,
-    /// Counts turns.
-    number: u32,
+    /// When its slice ends: an event of another time is out of date.
+    ends: u64,
     /// Whether the slice is over and nobody else had anything to do.
     over: bool,
 }
@@ -65,9 +68,10 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn slice_ends(&mut self, gpu: u32, number: u32) {
+    pub(super) fn slice_ends(&mut self, gpu: u32) {
+        let now = self.queue.now();
         let Some(turn) = self.turns.get(gpu as usize) else { return };
-        let (Some(of), true) = (turn.of, turn.number == number) else { return };
+        let (Some(of), true) = (turn.of, turn.ends == now) else { return };
         let others = turn.ring.iter().any(|id| *id != of && (self.has_work(*id) || self.is_done(*id)));
         if others {
             self.interrupt(gpu, of);
@@ -98,9 +102,12 @@ impl World<'_> {
         let bytes = job.chunk.range.len();
         let Some(hop) = self.hop(job.hop) else { return };
         let alone = bytes as f64 / self.fabric.limit(hop.flow) * 1e9;
-        let alone = alone as u64 + self.hash_time(bytes) + self.cost_of(hop, job.chunk);
+        let alone =
+            (alone as u64).saturating_add(self.hash_time(bytes)).saturating_add(self.cost_of(hop, job.chunk));
         let waited = now.saturating_sub(job.ready).saturating_sub(alone);
-        let late = if waited > nanos(turns.patience_us) { turns.late_us } else { 0.0 };
+        // As `cuda` does: it expects a copy to take what it takes alone.
+        let patience = nanos(turns.patience_us).max(alone.saturating_mul(6));
+        let late = if waited > patience { turns.late_us } else { 0.0 };
         let Some(node) = self.node(id) else { return };
         node.noticed = node.noticed.max(now + nanos(turns.notice_us + late));
         node.hashing.push_back(job);
@@ -136,7 +143,7 @@ impl World<'_> {
         self.end_turn(gpu);
         let Some(node) = self.node(id) else { return };
         let Some(mut copying) = node.copying.take() else { return };
-        node.version = node.version.wrapping_add(1);
+        node.due = NEVER;
         copying.advance(now);
         // What of its own cost is left, until it goes on.
         copying.since = copying.since.saturating_sub(now);
@@ -166,10 +173,10 @@ impl World<'_> {
         };
         let begins = now + nanos(turns.change_us * f64::from(changes));
         let Some(turn) = self.turns.get_mut(gpu as usize) else { return };
-        (turn.of, turn.last, turn.number) = (Some(next), Some(next), turn.number.wrapping_add(1));
-        let number = turn.number;
+        let ends = begins + nanos(turns.slice_us);
+        (turn.of, turn.last, turn.ends) = (Some(next), Some(next), ends);
         self.slices += 1;
-        self.queue.push(begins + nanos(turns.slice_us), Event::Slice(gpu, number));
+        self.queue.push(ends, Event::Slice(gpu));
         self.works(next, begins);
     }
 
@@ -187,7 +194,7 @@ impl World<'_> {
             let tail = self.hash_time(job.chunk.range.len());
             return self.begin_copy(id, begins, tail);
         };
-        (copying.since, copying.rate) = (begins + copying.since, rate);
+        (copying.since, copying.rate) = (begins.saturating_add(copying.since), rate);
         if let Some(node) = self.node(id) {
             node.copying = Some(copying);
         }
