@@ -9,6 +9,7 @@ use super::{
     standing::Standing,
 };
 use crate::{config::Chunk, observe::Watched};
+use flashboot_channel::Security;
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{
     Arena, BLOCK, ByteRange, Error, Geometry, Kind, Result, ShardId,
@@ -23,7 +24,7 @@ use flashboot_rendezvous::{
     store::Address,
 };
 use serde::Serialize;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
 
@@ -122,25 +123,7 @@ async fn cloned(
     };
     watched.ready();
     told(&cloned);
-    let lease = Rules::default().lease;
-    let standing = if request.leave {
-        None
-    } else {
-        Standing::candidate(&request.seat, &request.rendezvous, lease, &security)
-    };
-    let evicted = loop {
-        if request.leave {
-            break None;
-        }
-        tokio::select! {
-            () = &mut stop => break None,
-            () = tokio::time::sleep(Duration::from_millis(500)) => {
-                if let Some(error) = membership.evicted() {
-                    break Some(error);
-                }
-            }
-        }
-    };
+    let (standing, evicted) = serve_on(&request, &security, stop, || membership.evicted()).await;
     watched.draining();
     if let Ok(membership) = Arc::try_unwrap(membership) {
         request.seat.go(&client, membership, held.1).await;
@@ -150,6 +133,32 @@ async fn cloned(
         standing.end().await;
     }
     evicted.map_or(Ok(()), Err)
+}
+
+/// Stays until `stop`, or until `evicted` has a reason to go, and stands for the service's post meanwhile; not at all where the
+/// request is to leave.
+pub(super) async fn serve_on(
+    request: &CloneRequest,
+    security: &Security,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+    evicted: impl Fn() -> Option<Error>,
+) -> (Option<Standing>, Option<Error>) {
+    if request.leave {
+        return (None, None);
+    }
+    let lease = Rules::default().lease;
+    let standing = Standing::candidate(&request.seat, &request.rendezvous, lease, security);
+    let reason = loop {
+        tokio::select! {
+            () = &mut stop => break None,
+            () = tokio::time::sleep(Duration::from_millis(500)) => {
+                if let Some(error) = evicted() {
+                    break Some(error);
+                }
+            }
+        }
+    };
+    (standing, reason)
 }
 
 /// What a clone keeps as long as it serves.

@@ -5,17 +5,16 @@
 
 use super::{
     CloneRequest, Cloned, client,
-    clone::{Kept, read},
+    clone::{Kept, read, serve_on},
     payload,
     seat::{blocking, new_trace},
-    standing::Standing,
 };
 use crate::{config::Devices, observe::Watched, replicate::resolve_devices};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
     Client, Membership, fetch_manifest,
-    protocol::{Content, Rules, Wanted},
+    protocol::{Content, Wanted},
     status,
 };
 use futures_util::future::{join_all, try_join_all};
@@ -58,25 +57,8 @@ pub async fn clone_ranks(
     };
     held.iter().for_each(|member| member.watched.ready());
     told(&cloned);
-    let lease = Rules::default().lease;
-    let standing = if request.leave {
-        None
-    } else {
-        Standing::candidate(&request.seat, &request.rendezvous, lease, &security)
-    };
-    let evicted = loop {
-        if request.leave {
-            break None;
-        }
-        tokio::select! {
-            () = &mut stop => break None,
-            () = sleep(Duration::from_millis(500)) => {
-                if let Some(error) = held.iter().find_map(|member| member.membership.evicted()) {
-                    break Some(error);
-                }
-            }
-        }
-    };
+    let reason = || held.iter().find_map(|member| member.membership.evicted());
+    let (standing, evicted) = serve_on(&request, &security, stop, reason).await;
     let gone = held.into_iter().map(|Member { membership, kept: (opened, held), watched }| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
         watched.draining();
