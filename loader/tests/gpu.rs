@@ -89,9 +89,13 @@ fn a_flipped_bit_is_found_on_the_gpu_and_mended_from_the_next_source() {
     assert_eq!(e.kind(), Kind::Corrupt);
     let missing = load.filling().unwrap().missing();
     assert!(missing.iter().any(|range| range.start <= 10 * BLOCK && range.end > 10 * BLOCK), "{missing:?}");
+    let before: u64 = missing.iter().map(|range| range.len()).sum();
     let (arena, report) = load.run(&[source(&bad), source(&good)]).unwrap();
     holds(&*arena, &payload());
-    assert_eq!(report.used.last().unwrap().bytes, BLOCK);
+    // How much lies behind the bad block when the bad source gives up is a race; that nothing is filled twice is not.
+    let filled: u64 = report.used.iter().map(|used| used.bytes).sum();
+    assert_eq!(filled, before, "{report:?}");
+    assert!(report.used.last().unwrap().bytes >= BLOCK, "{report:?}");
 }
 
 fn staged_memory_is_pinned_in_place_and_pushed() {
