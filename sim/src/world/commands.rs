@@ -103,6 +103,7 @@ impl World<'_> {
             detect: nanos(copy.detect_ms * 1e3),
             costs,
             reads: false,
+            carried: 0,
             attached: false,
         });
         self.hop_of.push(id);
