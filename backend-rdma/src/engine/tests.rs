@@ -7,6 +7,7 @@ use crate::{
     endpoint::purpose,
     exchange::RdmaExchange,
     held::Held,
+    mover::RdmaMover,
     rail::open_all,
     verbs::{Event, Status, fake::Fake},
 };
@@ -111,6 +112,31 @@ fn a_pull_lands_whole_with_its_digests_and_leaves_nothing_behind() {
         assert_eq!((seen.progress, seen.generation), (PAYLOAD, Some(Generation::from_random(5))));
     });
     assert_eq!(fake.left(), [0; 4]);
+}
+
+#[test]
+fn a_reader_is_told_that_the_two_ends_send_with_different_traffic_classes() {
+    let fake = Fake::new(&["seed", "a", "b"]);
+    let remarks = |world: &World| {
+        let any: &dyn std::any::Any = &*world.mover;
+        any.downcast_ref::<RdmaMover>().unwrap().remarks().to_vec()
+    };
+    run(async {
+        let alike = World::new(&fake, config(&["a"])).await.unwrap();
+        assert_eq!(remarks(&alike), [""; 0]);
+        let other = RdmaConfig { traffic_class: 106, ..config(&["a", "b"]) };
+        let other = World::new(&fake, other).await.unwrap();
+        let told = remarks(&other);
+        assert_eq!(told.len(), 2, "each device has its own: {told:?}");
+        for (told, device) in told.iter().zip(["a port 1", "b port 1"]) {
+            for word in [device, "class 106", "with 0", "rdma.traffic_class"] {
+                assert!(told.contains(word), "{word}: {told}");
+            }
+        }
+        // A remark is no error.
+        other.pull().await.unwrap();
+        other.expect_payload();
+    });
 }
 
 #[test]

@@ -380,6 +380,7 @@ impl Verbs for Library {
         &self,
         domain: Handle,
         fd: BorrowedFd<'_>,
+        offset: u64,
         len: u64,
         address: u64,
     ) -> Call<Registered> {
@@ -390,7 +391,7 @@ impl Verbs for Library {
         let len = usize::try_from(len).map_err(|_| VerbsError { call, errno: EINVAL })?;
         let access = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_READ;
         // SAFETY: the caller's promise about what the descriptor is of; the library takes what it needs of it.
-        registered(made(call, unsafe { register(domain.0, 0, len, address, fd.as_raw_fd(), access) })?)
+        registered(made(call, unsafe { register(domain.0, offset, len, address, fd.as_raw_fd(), access) })?)
     }
 
     fn deregister(&self, region: Handle) -> Call<()> {
