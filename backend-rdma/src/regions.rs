@@ -100,18 +100,20 @@ fn register(arena: &Served, rails: &[Arc<Rail>], counters: &Counters) -> Result<
     })?;
     let mut regions = Vec::with_capacity(rails.len());
     for rail in rails {
-        regions.push(on_rail(arena, rail, extent, counters)?);
+        regions.push(on_rail(arena, rail, extent)?);
     }
+    // What stays registered: a device's refusal gives back the others' regions.
+    counters.regions_registered.add(regions.iter().map(|regions| regions.len() as u64).sum());
     Ok(Registration { extent, regions })
 }
 
-fn on_rail(arena: &Served, rail: &Rail, extent: Extent, counters: &Counters) -> Result<Vec<Region>> {
-    let regions = match arena {
-        Served::Host(_) => by_address(rail, extent).map_err(|(_, e)| not_registered(e, rail.name(), extent.len))?,
-        Served::Gpu(gpu) => gpu_regions(gpu, rail, extent)?,
-    };
-    counters.regions_registered.add(regions.len() as u64);
-    Ok(regions)
+fn on_rail(arena: &Served, rail: &Rail, extent: Extent) -> Result<Vec<Region>> {
+    match arena {
+        Served::Host(_) => {
+            by_address(rail, extent).map_err(|(_, e)| not_registered(e, rail.name(), extent.len))
+        }
+        Served::Gpu(gpu) => gpu_regions(gpu, rail, extent),
+    }
 }
 
 /// What a device would not register: the number of the region, and why.
