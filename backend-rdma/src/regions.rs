@@ -152,7 +152,8 @@ fn gpu_regions(gpu: &CudaArena, rail: &Rail, extent: Extent) -> Result<Vec<Regio
         failed(e, rail.name(), None, &format!("registering GPU memory by {way}{of}"))
     };
     let exported = gpu.dma_buf();
-    let regions = exported.and_then(|fd| by_dma_buf(fd.as_fd(), rail, extent).map_err(|e| told(e, "dma-buf")));
+    let regions =
+        exported.and_then(|fd| by_dma_buf(fd.as_fd(), rail, extent).map_err(|e| told(e, "dma-buf")));
     let first = match regions {
         Ok(regions) => return Ok(regions),
         Err(first) => first,

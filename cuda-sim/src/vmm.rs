@@ -393,7 +393,8 @@ impl Vmm {
         let below = self.mappings.range(..=at).next_back();
         let inside = below.filter(|(start, mapping)| end <= *start + mapping.memory.size as u64);
         let whole = size > 0 && size.is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64);
-        let (start, mapping) = inside.filter(|_| kind == 1 && flags <= 1 && whole).ok_or(code::INVALID_VALUE)?;
+        let (start, mapping) =
+            inside.filter(|_| kind == 1 && flags <= 1 && whole).ok_or(code::INVALID_VALUE)?;
         if *start == at {
             return mapping.memory.fd().try_clone_to_owned().map_err(|_| code::OPERATING_SYSTEM);
         }

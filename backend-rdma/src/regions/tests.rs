@@ -38,7 +38,11 @@ fn registered(fake: &Fake, arena: &Arc<CudaArena>) -> (Vec<&'static str>, usize,
     (asked, fake.left()[0], made.map(|(keys, _)| keys))
 }
 
-fn with(max: u64, arena: &Arc<CudaArena>, refused: &[(&'static str, usize, i32)]) -> (Fake, Vec<&'static str>, Result<usize>) {
+fn with(
+    max: u64,
+    arena: &Arc<CudaArena>,
+    refused: &[(&'static str, usize, i32)],
+) -> (Fake, Vec<&'static str>, Result<usize>) {
     let fake = Fake::new(&["a"]);
     fake.register_at_most(max);
     for (call, passes, errno) in refused {

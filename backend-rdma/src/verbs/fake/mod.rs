@@ -7,8 +7,8 @@ use super::{
     Call, Change, Completion, Event, Gid, GidKind, Handle, Limits, LinkLayer, Port, ReadRequest, Refused,
     Registered, Status, Verbs, VerbsError,
 };
-use memory::Memory;
 pub(crate) use memory::Asked;
+use memory::Memory;
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     collections::{HashMap, VecDeque},
