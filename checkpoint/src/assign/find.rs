@@ -155,9 +155,7 @@ pub(super) fn find(
     let all = count::Found { tensors: model.tensors, entries: &entries, classes: &search.classes };
     let experts = counts.check_experts(recipe, &|key| search.fact(key), &all)?;
     let layers = counts.check_layers(recipe, search.fact(&recipe.layer_count), &all)?;
-    if model.must_be_whole {
-        needed.check(layers)?;
-    }
+    needed.check(layers)?;
     Ok(Found {
         entries,
         classes: search.classes,

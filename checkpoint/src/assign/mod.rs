@@ -52,8 +52,6 @@ pub(crate) struct Model<'m> {
     pub(crate) tensors: &'m Tensors,
     pub(crate) aliases: &'m [(String, usize)],
     pub(crate) config: &'m ModelConfig,
-    /// Whether all of a model must be there: an image may have been packed without some of it.
-    pub(crate) must_be_whole: bool,
 }
 
 /// A model, a recipe and a layout put together and found to fit.

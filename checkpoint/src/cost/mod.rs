@@ -94,12 +94,8 @@ pub struct PlanReport {
 
 /// Plans every rank from the checkpoint's headers; reads no tensor.
 pub fn plan(checkpoint: &Checkpoint, layout: &LayoutOptions, options: &CostOptions) -> Result<PlanReport> {
-    let model = Model {
-        tensors: checkpoint.tensors(),
-        aliases: checkpoint.aliases(),
-        config: checkpoint.config(),
-        must_be_whole: true,
-    };
+    let model =
+        Model { tensors: checkpoint.tensors(), aliases: checkpoint.aliases(), config: checkpoint.config() };
     let (shards, assignment) = std::thread::scope(|scope| {
         let sort = || rank::Shards::new(checkpoint);
         let sorting = std::thread::Builder::new().spawn_scoped(scope, sort);

@@ -52,12 +52,8 @@ pub fn pack_ranks(
     options: &PackOptions,
     progress: &dyn Progress,
 ) -> Result<PackedRanks> {
-    let model = Model {
-        tensors: checkpoint.tensors(),
-        aliases: checkpoint.aliases(),
-        config: checkpoint.config(),
-        must_be_whole: true,
-    };
+    let model =
+        Model { tensors: checkpoint.tensors(), aliases: checkpoint.aliases(), config: checkpoint.config() };
     let assignment = Assignment::new(model, layout)?;
     if let Some(shard) = checkpoint.shards().iter().find(|shard| shard.trailing() > TRAILING_CAP) {
         let (file, found) = (shard.path.clone(), shard.trailing());

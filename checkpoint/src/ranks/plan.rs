@@ -63,7 +63,6 @@ impl RankPlan {
             tensors: checkpoint.tensors(),
             aliases: checkpoint.aliases(),
             config: checkpoint.config(),
-            must_be_whole: true,
         };
         let assignment = Assignment::new(model, layout)?;
         let all = ranks(&assignment)?;

@@ -31,8 +31,7 @@ impl<'i> Relayout<'i> {
 
     fn assign(&self) -> Result<Assignment<'_>> {
         let ImageModel { tensors, aliases, config, .. } = &self.model;
-        let assignment =
-            Assignment::new(Model { tensors, aliases, config, must_be_whole: false }, &self.layout)?;
+        let assignment = Assignment::new(Model { tensors, aliases, config }, &self.layout)?;
         Ok(assignment)
     }
 

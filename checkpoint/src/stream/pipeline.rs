@@ -40,7 +40,7 @@ pub(crate) struct Job<'j> {
 
 /// The size of a piece for so many streams: the largest up to 4 MiB with which two of each stream's fit into 160 MiB,
 /// because large writes keep a disk busiest. Beside them there are 4 steps of 1 MiB (or of one row), and the pieces that
-/// are being written: two a thread.
+/// are being written or wait for it: two a writer.
 pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
