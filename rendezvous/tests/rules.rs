@@ -144,6 +144,7 @@ fn a_source_that_gave_wrong_bytes_is_never_given_again_and_one_in_doubt_only_whe
         source: first.upstream,
         epoch,
         cause,
+        corrupt: false,
         holds: 1,
     };
     wait(ask(&mut service, SECOND, lost(Cause::Lost, 1)));

@@ -11,6 +11,7 @@ mod gather;
 mod kill;
 mod payload;
 mod ranks;
+mod recheck;
 mod seat;
 mod seed;
 mod sources;

@@ -51,20 +51,22 @@ pub async fn clone_ranks(
 ) -> Result<()> {
     tokio::pin!(stop);
     let (client_, security) = client(&request.rendezvous, &request.seat.network()).await?;
-    let (cloned, held) = tokio::select! {
+    let (cloned, mut held) = tokio::select! {
         done = all(&request, ranks, &client_) => done?,
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     held.iter().for_each(|member| member.watched.ready());
     told(&cloned);
-    let reason = || held.iter().find_map(|member| member.membership.evicted());
+    let reason = || held.iter_mut().find_map(Member::reason);
     let (standing, evicted) = serve_on(&request, &security, stop, reason).await;
-    let gone = held.into_iter().map(|Member { membership, kept: (opened, held), watched }| {
+    let gone = held.into_iter().map(|Member { membership, kept, watched }| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
+        let drain = seat.drain_after(evicted.as_ref());
         watched.draining();
         async move {
+            let Kept { opened, held, .. } = kept;
             if let Ok(membership) = Arc::try_unwrap(membership) {
-                seat.go(&client, membership, held).await;
+                seat.go(&client, membership, held, drain).await;
             }
             drop(opened);
         }
@@ -81,6 +83,13 @@ struct Member {
     membership: Arc<Membership>,
     kept: Kept,
     watched: Arc<Watched>,
+}
+
+impl Member {
+    /// Why it has to go, if so.
+    fn reason(&mut self) -> Option<Error> {
+        self.membership.evicted().or_else(|| self.kept.recheck.look(&self.membership))
+    }
 }
 
 type All = (ClonedRanks, Vec<Member>);
@@ -125,7 +134,7 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
     let ready = began.elapsed();
     if let Some(path) = &request.output {
         let arenas: Vec<_> =
-            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.1.arena))).collect();
+            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.held.arena))).collect();
         let path = path.clone();
         blocking(move || {
             commit(&path, |dir| {
