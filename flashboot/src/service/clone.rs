@@ -8,6 +8,7 @@ use super::{
     seat::{Held, Opened, Seat, blocking, new_trace},
     sources::{Hop, Members, peer, stall},
     standing::Standing,
+    wanted::resolved,
 };
 use crate::{config::Chunk, observe::Watched};
 use flashboot_channel::Security;
@@ -205,7 +206,8 @@ async fn proved(
     client: &Client,
     patience: Duration,
 ) -> Result<(Content, Manifest, Vec<u8>)> {
-    let content = find(client, wanted, patience).await?;
+    let wanted = resolved(wanted, client).await?;
+    let content = find(client, &wanted, patience).await?;
     let bytes = fetch_manifest(client, &content, patience).await?;
     let (image, rank) = (content.image.clone(), content.rank.clone());
     let (manifest, bytes) = blocking(move || Ok((Manifest::check(&bytes, &image, &rank)?, bytes))).await?;
@@ -223,11 +225,17 @@ pub(super) async fn read(
 ) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
+    if let Some(path) = &request.output {
+        payload::placed(path.clone()).await?;
+    }
     let (content, manifest, bytes) = proved(wanted, client, seat.patience).await?;
     let digests = Arc::new(manifest.table.digests().clone());
     if digests.payload() != content.bytes {
         let detail = format!("the service says {} bytes, the image {}", content.bytes, digests.payload());
         return Err(Error::new(Kind::Mismatch, "clone", detail).with_peer(client.peer()));
+    }
+    if let Some(path) = &request.output {
+        payload::room(path.clone(), content.bytes).await?;
     }
     let opened = seat.open().await?;
     let held = match into {
@@ -266,7 +274,7 @@ pub(super) async fn read(
         assignment: Assignment { geometry, held: Vec::new(), legs: vec![leg], gate: Gate::Chunk },
         expected: Some(Arc::clone(&digests)),
         policy: Policy { stall, ..settings.policy() },
-        limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
+        limits: Limits { pull: settings.pull_timeout, floor: settings.floor(depth), ..Limits::default() },
     };
     let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
     let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);

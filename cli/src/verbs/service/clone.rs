@@ -21,8 +21,8 @@ pub(crate) struct CloneArgs {
     /// Which edition of the model [default: any]
     #[arg(long)]
     revision: Option<String>,
-    /// The image's id: what is cloned is proved to be this image
-    #[arg(long, value_name = "ID")]
+    /// The image's id: what is cloned is proved to be this image. The first 8 digits or more do, where one image has them
+    #[arg(long, value_name = "ID", value_parser = service::image_id)]
     image: Option<String>,
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
