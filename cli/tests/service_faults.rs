@@ -235,6 +235,25 @@ fn a_transport_that_can_never_work_between_a_pair_is_tried_once_and_refused_with
 }
 
 #[test]
+fn a_clone_that_loses_its_gpu_context_begins_anew_and_joins_again() {
+    let mut fleet = Fleet::new("tcp");
+    let _seed = fleet.seed(&["--rate", "60MB"]);
+    let mut driver = Driver::new(&fleet.place);
+    let mut anew = 0;
+    for after in [150, 300, 450] {
+        driver.strike_once(&format!("poison:after={after}:ECC_UNCORRECTABLE"));
+        let out = fleet.place.path(&format!("gpu-{after}"));
+        let args = ["clone", "--model", "tiny", "--device", "cuda:0", "--leave", "-o", text(&out)];
+        let mut clone = (Proc::start(driver.on(fleet.member(&args))), out);
+        fleet.check(&mut clone);
+        assert_eq!(clone.0.ended().code(), Some(0));
+        let log = clone.0.stderr.recv_timeout(LIMIT).unwrap();
+        anew += log.matches("only a new process helps: beginning anew").count();
+    }
+    assert!(anew > 0, "never lost on the way");
+}
+
+#[test]
 fn status_says_who_keeps_to_a_seeds_bound() {
     let fleet = Fleet::new("tcp");
     let _bound = fleet.seed(&["--rate", "40MB"]);
