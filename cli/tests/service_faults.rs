@@ -155,9 +155,9 @@ fn wrong_bytes_end_a_clone_soon_as_corrupt_and_the_seed_that_finds_them_in_its_o
         assert!(began.elapsed() < SOON, "{transport}: {:?}, with a patience of 30 s", began.elapsed());
         assert!(!out.exists());
         // The service told it; it looked, and goes.
-        assert_eq!(seed.ended().code(), Some(3), "{transport}");
-        let log = seed.stderr.recv_timeout(LIMIT).unwrap_or_default();
-        assert!(log.contains("do not match their digests any more"), "{transport}: {log}");
+        let error = seed.object()["error"].clone();
+        assert!(error["detail"].as_str().unwrap().contains("do not match their digests any more"), "{error}");
+        assert_eq!((seed.ended().code(), &error["kind"]), (Some(3), &"corrupt".into()), "{transport}");
         fleet.until("nobody is given it any more", |members| members.iter().all(|m| m["role"] != "seed"));
     }
 }
@@ -236,7 +236,7 @@ fn a_transport_that_can_never_work_between_a_pair_is_tried_once_and_refused_with
 
 #[test]
 fn a_clone_that_loses_its_gpu_context_begins_anew_and_joins_again() {
-    let mut fleet = Fleet::new("tcp");
+    let fleet = Fleet::new("tcp");
     let _seed = fleet.seed(&["--rate", "60MB"]);
     let mut driver = Driver::new(&fleet.place);
     let mut anew = 0;

@@ -8,6 +8,7 @@ use super::{
     LEASE, Outcome, RUN_PREFIX, Request, Workers,
     clock::Clock,
     job::{self, About, Job, Mapped, Ready, ServiceAt, who},
+    process::{Words, listen, spawn},
     report::{self, Known, Setting},
     worker::secured,
 };
@@ -21,32 +22,25 @@ use flashboot_core::{Error, Kind, Result, Retry, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};
 use flashboot_rendezvous::{Board as _, BoardServer, Inside, LocalBoard, Server, protocol};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     fs::File,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr},
     os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    process::ExitStatus,
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
-    process::{Child, Command},
     sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, timeout, timeout_at},
 };
 use tracing::{debug, warn};
 
-/// Lines of a dead worker's stderr that are shown.
-const TAIL: usize = 8;
 /// How long workers may take to exit once they are told that all is done.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long the last lines of a dead worker may take to arrive.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-
 /// How long clones may take to find out that the seed's death left nobody who holds everything.
 const ORPHANS: Duration = Duration::from_secs(3);
 
@@ -58,12 +52,6 @@ enum News {
     Mapped(Rank, Mapped),
     Ready(Rank, Ready),
     Exited(Rank, std::io::Result<ExitStatus>),
-}
-
-/// The last lines of one worker's stderr; the sender is dropped at their end.
-pub(crate) struct Words {
-    tail: Arc<Mutex<VecDeque<String>>>,
-    ended: watch::Receiver<()>,
 }
 
 struct Parent {
@@ -383,11 +371,10 @@ impl Parent {
     }
 
     async fn last_words(&mut self, rank: Rank) -> String {
-        let Some(Some(words)) = self.words.get_mut(rank as usize) else { return String::new() };
-        // Ends with an error when the reader has ended; a grandchild may hold the pipe open.
-        let _ = timeout(LAST_WORDS, words.ended.changed()).await;
-        let tail = words.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().map(String::as_str).collect::<Vec<_>>().join(" | ")
+        match self.words.get_mut(rank as usize) {
+            Some(Some(words)) => words.last().await,
+            _ => String::new(),
+        }
     }
 
     fn late(&self, phase: &str, limit: Duration, done: impl Fn(&Known) -> bool) -> Error {
@@ -423,47 +410,6 @@ async fn told(stopped: &mut watch::Receiver<bool>) {
 
 fn lost_touch() -> Error {
     Error::new(Kind::SourceLost, "replicate", "every worker is gone")
-}
-
-pub(crate) fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
-    let mut command = Command::new(&workers.program);
-    command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    // A terminal's Ctrl-C is for the parent, which ends them in order; they see its end by their stdin.
-    command.process_group(0);
-    command.spawn().map_err(|e| {
-        let detail = format!("starting {} as {}", workers.program.display(), who(rank));
-        Error::from_io("spawn", &e, detail).with_remedy(
-            "raise the limits on processes and descriptors (ulimit -u, ulimit -n), or start fewer clones",
-        )
-    })
-}
-
-/// Hands a worker's lines on as they come and keeps the last.
-pub(crate) fn listen(
-    stderr: Option<impl AsyncRead + Send + Unpin + 'static>,
-    rank: Rank,
-    tell: fn(u32, &str),
-) -> Words {
-    let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL)));
-    let (sender, ended) = watch::channel(());
-    let Some(stderr) = stderr else { return Words { tail, ended } };
-    let keep = Arc::clone(&tail);
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(stderr).split(b'\n');
-        // Whatever bytes they are: a reader that stopped would break the worker's pipe.
-        while let Ok(Some(line)) = lines.next_segment().await {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            tell(rank, &line);
-            let mut tail = keep.lock().unwrap_or_else(PoisonError::into_inner);
-            if tail.len() == TAIL {
-                tail.pop_front();
-            }
-            tail.push_back(line);
-        }
-        drop(sender);
-    });
-    Words { tail, ended }
 }
 
 /// Tells what a rank puts on the board. Ends with the parent.

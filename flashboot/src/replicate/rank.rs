@@ -135,7 +135,11 @@ impl Seat {
             },
             expected: if settings.verify { Some(Arc::new(job.digests()?)) } else { None },
             policy: Policy { stall: stall(settings.stall, membership.depth()), ..settings.policy() },
-            limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
+            limits: Limits {
+                pull: settings.pull_timeout,
+                floor: settings.floor(membership.depth()),
+                ..Limits::default()
+            },
         };
         let began = clock.now();
         if let Some(source) = membership.upstream() {

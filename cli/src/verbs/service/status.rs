@@ -144,3 +144,27 @@ fn line(m: &MemberStatus, bytes: u64) -> String {
         human::ms(m.lease_left_ms as f64),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(blame: Blame, egress: Vec<Egress>) -> MemberStatus {
+        let text = r#"{"member":"00000000000000ab","name":null,"role":"seed","content":0,"holds":9,"bytes_per_s":0,"upstream":null,
+            "readers":[],"most_readers":4,"place":{"host":"h"},"transports":["ipc","tcp"],"lease_left_ms":1000,"doubts":0}"#;
+        MemberStatus { blame, egress, ..serde_json::from_str(text).unwrap() }
+    }
+
+    #[test]
+    fn wrong_bytes_and_bounds_are_said_and_what_an_earlier_service_leaves_out_is_not() {
+        let early = line(&member(Blame::default(), Vec::new()), 9);
+        assert!(early.contains("by ipc tcp, ") && !early.contains("WRONG"), "{early}");
+        let ipc = Egress { transport: "ipc".into(), bound: Bound::Cooperative, bytes_per_s: None };
+        let tcp = Egress { transport: "tcp".into(), bound: Bound::Enforced, bytes_per_s: Some(2_000_000) };
+        let shown = line(&member(Blame { readers: 2, withdrawn: true }, vec![ipc, tcp]), 9);
+        assert!(shown.contains("by ipc (cooperative) tcp (enforced, 2.0 MB/s), "), "{shown}");
+        assert!(shown.ends_with(", WRONG BYTES found by 2 readers, given to nobody"), "{shown}");
+        let once = line(&member(Blame { readers: 1, withdrawn: false }, Vec::new()), 9);
+        assert!(once.ends_with("found by 1 reader"), "{once}");
+    }
+}
