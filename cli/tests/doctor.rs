@@ -41,10 +41,10 @@ fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
 fn without_driver(place: &Place) -> Driver {
     let driver = Driver::new(place);
     let library = place.path("driver/lib/libcuda.so.1");
-    std::fs::remove_file(&library).unwrap();
+    fs::remove_file(&library).unwrap();
     // Found first, by either name, and no library.
-    std::fs::write(&library, "").unwrap();
-    std::fs::write(library.with_extension(""), "").unwrap();
+    fs::write(&library, "").unwrap();
+    fs::write(library.with_extension(""), "").unwrap();
     driver
 }
 
@@ -256,7 +256,7 @@ fn a_signal_is_said_where_a_verb_does_not_look_after_it() {
 }
 
 fn has_thread(pid: u32, name: &str) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     names.any(|comm| comm.trim_end() == name)
 }

@@ -169,7 +169,8 @@ fn a_clone_whose_context_is_lost_once_is_started_again_and_completes() {
     let mut restarted = 0;
     for after in [250, 350, 450, 550] {
         machine.driver.strike_once(&format!("poison:device=1:after={after}:ECC_UNCORRECTABLE"));
-        let (exit, report) = machine.replicate(&["-n", "2", "--topology", "star", "--device", "cuda:*", "--chunk", "16MiB"]);
+        let (exit, report) =
+            machine.replicate(&["-n", "2", "--topology", "star", "--device", "cuda:*", "--chunk", "16MiB"]);
         let Some(clones) = report["clones"].as_array().filter(|_| exit == 0) else {
             // Before the release nothing is started again.
             assert_eq!(report["error"]["kind"], "context-lost", "{report}");

@@ -133,7 +133,7 @@ fn damage(pid: u32, payload: usize, at: usize) {
         (rest.starts_with("rw-s") && rest.contains("memfd:") && end - start > payload as u64).then_some(start)
     });
     let mut memory = fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();
-    let at = arena.expect("a writable mapping of the arena") + at as u64;
+    let at = arena.unwrap() + at as u64;
     let mut byte = [0];
     memory.seek(SeekFrom::Start(at)).unwrap();
     memory.read_exact(&mut byte).unwrap();
@@ -184,7 +184,9 @@ fn what_is_no_image_id_is_refused_at_once_and_its_beginning_will_do() {
     let _seed = fleet.seed(&[]);
     let id = image_id(&fleet.image);
     let began = Instant::now();
-    let ask = |image: &str| fleet.place.json(&["clone", "--image", image, "--rendezvous", &fleet.endpoint, "--leave"]);
+    let ask = |image: &str| {
+        fleet.place.json(&["clone", "--image", image, "--rendezvous", &fleet.endpoint, "--leave"])
+    };
     for bad in ["zzz", &id[..7], &format!("{id}0")] {
         let (code, said) = ask(bad);
         assert_eq!((code, &said["error"]["kind"]), (2, &"usage".into()), "{said}");
@@ -282,7 +284,9 @@ fn a_source_slower_than_the_floor_is_left_for_a_faster_one_and_kept_where_there_
         (Proc::start(command), out)
     };
     let mut clone = start(&mut fleet, &[]);
-    fleet.until("it reads from the slow one", |members| members.len() == 2 && members[1]["upstream"].is_string());
+    fleet.until("it reads from the slow one", |members| {
+        members.len() == 2 && members[1]["upstream"].is_string()
+    });
     let slow = fleet.status()["members"][0]["member"].clone();
     let _fast = fleet.seed(&[]);
     let report = fleet.check(&mut clone);

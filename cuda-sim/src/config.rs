@@ -97,7 +97,9 @@ impl Fault {
 
     fn read(text: &str) -> Option<Self> {
         if let Some(fault) = text.strip_prefix("once:") {
-            return Some(Self::Once(Box::new(Self::read(fault).filter(|fault| !matches!(fault, Self::Once(_)))?)));
+            return Some(Self::Once(Box::new(
+                Self::read(fault).filter(|fault| !matches!(fault, Self::Once(_)))?,
+            )));
         }
         let parts: Vec<&str> = text.split(':').collect();
         let after = |part: &str| part.strip_prefix("after=")?.parse().ok();

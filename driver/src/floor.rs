@@ -129,7 +129,7 @@ impl Paces {
             );
             slow.push((*source, Error::new(Kind::Stalled, "pull", detail).with_peer(source)));
         }
-        slow.iter().for_each(|(source, _)| drop(self.paces.remove(source)));
+        self.paces.retain(|source, _| slow.iter().all(|(left, _)| left != source));
         slow
     }
 }

@@ -205,7 +205,9 @@ impl Driver<'_> {
         loop {
             while let Some(event) = events.pop_front() {
                 let event = self.blamed(event);
-                if let (Some(paces), Event::Reassigned { source: Some(source), .. }) = (&mut self.paces, &event) {
+                if let (Some(paces), Event::Reassigned { source: Some(source), .. }) =
+                    (&mut self.paces, &event)
+                {
                     paces.given(*source);
                 }
                 trace!(?event);

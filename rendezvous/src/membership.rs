@@ -3,13 +3,13 @@
 //!
 //! A task of its own renews. Losing a source asks the service first; where nobody answers, the last plan names others.
 
+mod footing;
 mod loss;
 mod pulse;
-mod footing;
 
+pub use footing::Footing;
 pub use loss::{Fault, Loss};
 pub use pulse::Pulse;
-pub use footing::Footing;
 
 use crate::{
     client::{AGAIN, Client, passing},
@@ -275,10 +275,13 @@ impl Membership {
                     let since = refused.then(|| refused_since.unwrap_or_else(Instant::now));
                     refused_since = since;
                     if since.is_some_and(|since| since.elapsed() >= GRACE) {
-                        let detail = "whoever holds all of it gave wrong bytes to others, and is given to nobody";
+                        let detail =
+                            "whoever holds all of it gave wrong bytes to others, and is given to nobody";
                         return Err(Error::new(Kind::Corrupt, "register", detail)
                             .with_peer(shared.client.peer())
-                            .with_remedy("start a seed of a sound image; `flashboot status` says who gave them"));
+                            .with_remedy(
+                                "start a seed of a sound image; `flashboot status` says who gave them",
+                            ));
                     }
                     wait
                 }

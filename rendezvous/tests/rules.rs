@@ -173,7 +173,8 @@ fn two_readers_that_found_wrong_bytes_withdraw_a_source_and_one_only_puts_it_las
         corrupt: true,
         holds: 1,
     };
-    let blame = |service: &Service| service.status().members.iter().find(|m| m.member == bad.member).unwrap().blame;
+    let blame =
+        |service: &Service| service.status().members.iter().find(|m| m.member == bad.member).unwrap().blame;
     let refused = |answer| match answer {
         Answer::Wait { refused, .. } => refused,
         other => panic!("no wait but {other:?}"),
@@ -190,7 +191,8 @@ fn two_readers_that_found_wrong_bytes_withdraw_a_source_and_one_only_puts_it_las
     assert_eq!((blame(&service).readers, blame(&service).withdrawn), (2, true));
     // It is told, and given to nobody, however long ago that was; those who come are told why they wait.
     for later in 4..30 {
-        let Answer::Renewed { blame, .. } = ask(&mut service, later * SECOND, renew(&bad, sim::CHUNKS, None, 0))
+        let Answer::Renewed { blame, .. } =
+            ask(&mut service, later * SECOND, renew(&bad, sim::CHUNKS, None, 0))
         else {
             panic!("not renewed")
         };

@@ -102,7 +102,9 @@ impl Job {
             network: network.clone(),
             gpus,
             kill: *kill,
-            members: (0..ranks.saturating_mul(1 + RESTARTS)).map(|_| Identity::new()).collect::<Result<_>>()?,
+            members: (0..ranks.saturating_mul(1 + RESTARTS))
+                .map(|_| Identity::new())
+                .collect::<Result<_>>()?,
             service: None,
         };
         let geometry = job.geometry()?;

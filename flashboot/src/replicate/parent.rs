@@ -353,7 +353,8 @@ impl Parent {
         }
         // Set once, by nobody else. After the service knows: who hears of it asks that for another source.
         let _ = self.board.put(&job::name(About::Gone, number), String::new()).await;
-        if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, number)).await
+        if let Ok(Some(failed)) =
+            job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, number)).await
         {
             return failed.into_error("replicate", &who(rank));
         }

@@ -57,9 +57,8 @@ pub(super) fn writable(path: &Path) -> Result<()> {
 pub(super) async fn room(path: PathBuf, bytes: u64) -> Result<()> {
     blocking(move || {
         let parent = parent(&path);
-        let found = rustix::fs::statvfs(parent).map_err(|e| {
-            Error::from_errno("statvfs", e.raw_os_error(), format!("{}", parent.display()))
-        })?;
+        let found = rustix::fs::statvfs(parent)
+            .map_err(|e| Error::from_errno("statvfs", e.raw_os_error(), format!("{}", parent.display())))?;
         enough(&path, bytes, found.f_bavail.saturating_mul(found.f_frsize))
     })
     .await

@@ -92,13 +92,17 @@ mod tests {
         let payload = 3 * BLOCK + 7;
         let bytes: Vec<u8> = (0..payload).map(|i| (i % 251) as u8).collect();
         let digests = Digests::of(&Geometry::new(payload, BLOCK, BLOCK, 1).unwrap(), &bytes);
-        let arena = HostArena::create(ArenaSpec { payload, shards: 1 }, &HostArenaConfig::default()).unwrap().0;
+        let arena =
+            HostArena::create(ArenaSpec { payload, shards: 1 }, &HostArenaConfig::default()).unwrap().0;
         arena.copy_in(0, &bytes).unwrap();
         assert_eq!(bad_blocks(&*arena, &digests), Ok(vec![]));
         arena.copy_in(payload - 1, &[bytes[payload as usize - 1] ^ 1]).unwrap();
         arena.copy_in(BLOCK, &[bytes[BLOCK as usize] ^ 4]).unwrap();
         assert_eq!(bad_blocks(&*arena, &digests), Ok(vec![1, 3]));
         let said = damaged(&[1, 3], 2).to_string();
-        assert!(said.contains("2 blocks") && said.contains("[1, 3]") && said.contains("2 of its readers"), "{said}");
+        assert!(
+            said.contains("2 blocks") && said.contains("[1, 3]") && said.contains("2 of its readers"),
+            "{said}"
+        );
     }
 }

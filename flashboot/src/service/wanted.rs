@@ -21,7 +21,8 @@ pub fn image_id(text: &str) -> Result<String> {
         return Ok(text.to_ascii_lowercase());
     }
     let shown: String = text.chars().take(ID + 8).collect();
-    let detail = format!("`{shown}` is no image's id: that is {ID} hexadecimal digits, or the first {FEWEST} or more");
+    let detail =
+        format!("`{shown}` is no image's id: that is {ID} hexadecimal digits, or the first {FEWEST} or more");
     Err(Error::new(Kind::Invalid, "image", detail)
         .with_remedy("take it from `flashboot inspect IMAGE` or `flashboot status`, or ask by --model"))
 }

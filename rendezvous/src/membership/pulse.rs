@@ -1,6 +1,6 @@
 //! How a member is, for who watches it from elsewhere in its process.
 
-use super::{Shared, Footing, State};
+use super::{Footing, Shared, State};
 use crate::protocol::{Blame, MemberId};
 use flashboot_core::Error;
 use std::{sync::Weak, time::Duration};

@@ -146,7 +146,7 @@ impl Service {
         let good = |other: &&MemberId| {
             **other != id && !bad(other) && self.members.get(other).is_some_and(|m| reaches(member, m))
         };
-        let some = member.avoid.values().any(Option::is_none) || group.complete.iter().any(|other| bad(other));
+        let some = member.avoid.values().any(Option::is_none) || group.complete.iter().any(bad);
         some && !group.complete.iter().any(|other| good(&other))
     }
 
