@@ -2,7 +2,7 @@
 
 use flashboot_checkpoint::{
     Captured, CapturedTensor, Coordinate, Engine, Image, LayoutOptions, ModelConfig, NewView, OpenOptions,
-    PackOptions, Stage, VerifyOptions, capture, diff, reshard, verify,
+    PackOptions, Stage, VerifyOptions, capture, diff, is_image, reshard, verify,
 };
 use flashboot_core::{Dtype, Kind};
 use std::path::Path;
@@ -120,4 +120,14 @@ fn a_capture_with_views_is_not_cut_again() {
     let e = cut.unwrap_err();
     assert_eq!(e.kind(), Kind::Mismatch, "{e}");
     assert!(e.to_string().contains("is a view"), "{e}");
+}
+
+#[test]
+fn a_file_is_no_image_and_neither_is_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&model(), &dir.path().join("image")).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), "x").unwrap();
+    for (name, found) in [("image", true), ("model.safetensors", false), ("nothing", false), ("", false)] {
+        assert_eq!(is_image(&dir.path().join(name)), Ok(found), "{name}");
+    }
 }

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import importlib
 import inspect
 import os
 import pickle
@@ -220,13 +221,14 @@ def test_stubs_say_what_is_there(module):
     package = Path(flashboot.__file__).parent
     assert (package / "py.typed").exists()
     stub = ast.parse((package / f"{module}.pyi").read_text())
-    import importlib
-
     there = importlib.import_module(f"flashboot.{module}")
     typed = {}
     for node in stub.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             typed[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            assert hasattr(there, node.target.id), node.target.id
+            typed[node.target.id] = None
         elif isinstance(node, ast.ClassDef):
             typed[node.name] = node
             methods = [n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -244,8 +246,9 @@ def test_stubs_say_what_is_there(module):
         value = there
         for part in name.split("."):
             value = inspect.getattr_static(value, part) if inspect.isclass(value) else getattr(value, part)
-        if module == "_flashboot" or isinstance(node, ast.ClassDef) or not inspect.isfunction(value):
+        if module == "_flashboot" or node is None or isinstance(node, ast.ClassDef) or not inspect.isfunction(value):
             continue
         arguments = node.args
-        stubbed = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        vararg = [arguments.vararg] if arguments.vararg else []
+        stubbed = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *vararg, *arguments.kwonlyargs)]
         assert stubbed == list(inspect.signature(value).parameters), name

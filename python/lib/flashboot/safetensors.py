@@ -75,7 +75,8 @@ class safe_open:
 
     def offset_keys(self):
         """The names in the order of their bytes."""
-        return sorted(self._entries, key=lambda name: (self._entries[name][3], name))
+        # One of no bytes begins where the next one does, and ends there.
+        return sorted(self._entries, key=lambda name: (self._entries[name][3], sum(self._entries[name][3:5])))
 
     def metadata(self):
         """`__metadata__` of the header; `None` if there is none."""
