@@ -86,7 +86,7 @@ def test_another_image_than_the_one_named_is_a_mismatch(image):
 
 def test_a_gpu_that_is_not_there_is_unavailable(image):
     if os.path.exists("/dev/nvidiactl"):
-        pytest.skip("this machine has a GPU")
+        pytest.skip("needs a machine without a GPU")
     with pytest.raises(errors.UnavailableError) as caught:
         flashboot.load(image.path, device="cuda:0")
     assert caught.value.remedy

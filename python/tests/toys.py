@@ -29,6 +29,7 @@ class Toy(torch.nn.Module):
         self.e5 = torch.randn(3).to(torch.float8_e5m2)
         self.e8 = torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)
         self.f4 = torch.arange(8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(2, 4)
+        self.hidden = [torch.nn.Linear(3, 2), self.head]  # not registered, and registered
         self.flags = torch.tensor([True, False])
 
 

@@ -1,7 +1,8 @@
 """Every place in which a model keeps a tensor, by name.
 
 A model keeps tensors as parameters, as buffers, as plain attributes of modules, in lists, tuples and dictionaries that are
-attributes of modules, and as attributes of parameters. A name is the path to the place.
+attributes of modules, and as attributes of parameters; and modules in the same places, which `named_modules` does not see.
+A name is the path to the place. Other objects are not looked into.
 """
 
 import torch
@@ -42,9 +43,8 @@ class Slots:
     """Every slot of a model, in the order of its modules; the same for a model on the meta device."""
 
     def __init__(self, model):
-        self._slots, self._seen = [], {}
-        for prefix, module in model.named_modules():
-            self._module(f"{prefix}." if prefix else "", module)
+        self._slots, self._seen, self._modules = [], set(), set()
+        self._tree("", model)
 
     def __iter__(self):
         return iter(self._slots)
@@ -52,8 +52,15 @@ class Slots:
     def _add(self, name, tensor, put):
         if name in self._seen:
             raise InvalidError(f"slots: two places of the model are called `{name}`", "slots")
-        self._seen[name] = True
+        self._seen.add(name)
         self._slots.append(Slot(name, tensor, put))
+
+    def _tree(self, name, module):
+        tree = [(path, child) for path, child in module.named_modules(prefix=name) if id(child) not in self._modules]
+        # All of it is known first: what one of its modules keeps besides may be another one.
+        self._modules.update(id(child) for _, child in tree)
+        for path, child in tree:
+            self._module(f"{path}." if path else "", child)
 
     def _module(self, prefix, module):
         for name, parameter in module._parameters.items():
@@ -75,6 +82,10 @@ class Slots:
     def _value(self, name, value, put, within=()):
         if isinstance(value, torch.Tensor):
             self._add(name, value, put)
+        elif isinstance(value, torch.nn.Module):
+            # A link back to a module that is known would be walked for every module that has one.
+            if id(value) not in self._modules:
+                self._tree(name, value)
         elif isinstance(value, (list, tuple, dict)) and id(value) not in within:
             within = (*within, id(value))
             if isinstance(value, tuple):

@@ -32,11 +32,17 @@ pub(super) fn run(workspace: &Workspace, python: &Path) -> Result<Outcome> {
     if !passed {
         bail!("tests of the Python package failed; they are named above");
     }
-    // Where there is a GPU one case has nothing to show; it says so.
-    if said.contains(" skipped") && !super::ignored::has_gpu() {
-        bail!("tests of the Python package were skipped; they are named above");
+    let unexplained: Vec<_> = said.lines().filter(|line| is_unexplained(line)).collect();
+    if !unexplained.is_empty() {
+        bail!("cases were skipped without saying what they need:\n{}", unexplained.join("\n"));
     }
     Ok(Outcome::Passed)
+}
+
+/// Whether pytest's line is of a case that was skipped for another reason than what this machine lacks:
+/// `SKIPPED [4] tests/test_gpu.py:20: needs a GPU` says what it needs.
+fn is_unexplained(line: &str) -> bool {
+    line.starts_with("SKIPPED ") && !line.contains(": needs ")
 }
 
 /// maturin and pytest.
@@ -91,4 +97,16 @@ fn site(python: &Path) -> Result<PathBuf> {
     let mut ask = Command::new(python);
     ask.args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]);
     Ok(PathBuf::from(shell::stdout_of(&mut ask)?.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skipped_case_says_what_it_needs() {
+        assert!(!is_unexplained("SKIPPED [4] tests/test_gpu.py:20: needs a GPU"));
+        assert!(is_unexplained("SKIPPED [1] tests/test_gpu.py:20: could not import 'torch'"));
+        assert!(!is_unexplained("62 passed, 4 skipped in 134.56s"));
+    }
 }
