@@ -230,7 +230,8 @@ impl TensorBytes for Foreign {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len) {
             return;
         }
-        let Some(at) = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(self.at.wrapping_add(offset)))
+        let Some(at) =
+            NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(self.at.wrapping_add(offset)))
         else {
             return;
         };

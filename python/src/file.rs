@@ -74,7 +74,8 @@ impl File {
 
 impl File {
     fn fetch(&self, begin: u64, bytes: u64) -> Result<Block> {
-        let too_many = |_| Error::new(Kind::Exhausted, "read", format!("{bytes} bytes exceed the address space"));
+        let too_many =
+            |_| Error::new(Kind::Exhausted, "read", format!("{bytes} bytes exceed the address space"));
         let mut buffer = Buffer::new(usize::try_from(bytes).map_err(too_many)?)?;
         if bytes > 0 {
             let lane = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -91,7 +92,8 @@ impl File {
 
 fn open(path: &Path) -> Result<File> {
     let checkpoint = Checkpoint::open(path, &OpenOptions::default())?;
-    let several = || Error::new(Kind::Invalid, "open", format!("{}: one safetensors file is needed", path.display()));
+    let several =
+        || Error::new(Kind::Invalid, "open", format!("{}: one safetensors file is needed", path.display()));
     let [shard] = checkpoint.shards() else { return Err(several()) };
     let (header_len, data_start) = (shard.header_len, shard.data_start());
     // The buffered way: a header is small, and mostly in the page cache.

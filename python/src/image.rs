@@ -78,7 +78,12 @@ impl Image {
     /// Reads every payload and compares every block with its digest.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
-        let watched = Watched { progress, done: AtomicU64::new(0), stop: AtomicBool::new(false), raised: Mutex::default() };
+        let watched = Watched {
+            progress,
+            done: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            raised: Mutex::default(),
+        };
         let report = py.detach(|| checkpoint::verify(&self.0, &VerifyOptions::default(), &watched));
         if let Some(raised) = watched.raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(raised);
@@ -86,14 +91,19 @@ impl Image {
         let report = report.or_raise(py)?;
         let Some(block) = report.bad_blocks.first() else { return text::object(py, &report) };
         let bad: Vec<_> = report.ranks.iter().filter(|rank| !rank.bad_blocks.is_empty()).collect();
-        let files: Vec<_> = bad.iter().map(|rank| format!("{}: blocks {:?}", rank.file, rank.bad_blocks)).collect();
+        let files: Vec<_> =
+            bad.iter().map(|rank| format!("{}: blocks {:?}", rank.file, rank.bad_blocks)).collect();
         let detail = format!("{}: {}", self.0.dir().display(), files.join(", "));
         let error = Error::new(Kind::Corrupt, "verify", detail).with_chunk(*block);
         Err(raised(py, &error.with_remedy("pack or fetch the image again")))
     }
 
     fn __repr__(&self) -> String {
-        format!("<flashboot.Image {} at {}>", self.0.id().get(..12).unwrap_or_default(), self.0.dir().display())
+        format!(
+            "<flashboot.Image {} at {}>",
+            self.0.id().get(..12).unwrap_or_default(),
+            self.0.dir().display()
+        )
     }
 }
 
@@ -118,7 +128,11 @@ impl Image {
                 None => "one of several ranks is to be named".to_owned(),
                 Some(name) => format!("there is no rank {name}"),
             };
-            text::invalid(py, "rank", &format!("{}: {why}: {}", self.0.dir().display(), self.ranks().join(", ")))
+            text::invalid(
+                py,
+                "rank",
+                &format!("{}: {why}: {}", self.0.dir().display(), self.ranks().join(", ")),
+            )
         })
     }
 }

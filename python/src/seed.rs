@@ -106,7 +106,9 @@ pub(crate) fn seed(
 }
 
 fn ended(thread: JoinHandle<Result<()>>) -> Result<()> {
-    thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Protocol, "seed", "the thread that serves panicked")))
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(Error::new(Kind::Protocol, "seed", "the thread that serves panicked")))
 }
 
 #[pymethods]
@@ -127,7 +129,8 @@ impl Seed {
     /// Says goodbye, drains readers and ends; a second call does nothing. Raises what ended it before.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         if self.process != std::process::id() {
-            let error = Error::new(Kind::Invalid, "stop", "this seed is another process's, from before a fork");
+            let error =
+                Error::new(Kind::Invalid, "stop", "this seed is another process's, from before a fork");
             return Err(raised(py, &error.with_remedy("stop it in the process that began it")));
         }
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
