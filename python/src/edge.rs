@@ -122,7 +122,7 @@ struct Tensor {
 struct Managed {
     tensor: Tensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
     shape: [i64; 1],
     strides: [i64; 1],
     _region: Region,

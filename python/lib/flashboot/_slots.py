@@ -9,6 +9,8 @@ import torch
 
 from .errors import InvalidError
 
+_Parameter = torch.nn.Parameter
+_make_subclass = torch.Tensor._make_subclass
 #: What `torch.nn.Module` keeps for itself.
 _OWN = frozenset(vars(torch.nn.Module()))
 
@@ -18,24 +20,27 @@ def is_meta(tensor):
 
 
 class Slot:
-    """One place: its name, what lies there, and how to put another tensor there."""
+    """One place: its name, what lies there, and the container and key by which another tensor is put there."""
 
-    __slots__ = ("name", "tensor", "_put")
+    __slots__ = ("name", "tensor", "_where", "_key")
 
-    def __init__(self, name, tensor, put):
-        self.name, self.tensor, self._put = name, tensor, put
+    def __init__(self, name, tensor, where, key):
+        self.name, self.tensor, self._where, self._key = name, tensor, where, key
 
     def put(self, tensor):
-        self._put(tensor)
+        self._where[self._key] = tensor
 
     def like(self, data):
         """`data` as what lies here is: a parameter of its class with its attributes, or a plain tensor."""
         old = self.tensor
-        if not isinstance(old, torch.nn.Parameter):
+        kind = type(old)
+        # Asking a class that is not exactly it takes longer than all the rest.
+        if kind is not _Parameter and not isinstance(old, _Parameter):
             return data
-        new = torch.Tensor._make_subclass(type(old), data, False)
-        for key, value in vars(old).items():
-            setattr(new, key, value)
+        new = _make_subclass(kind, data, False)
+        attributes = old.__dict__
+        if attributes:
+            new.__dict__.update(attributes)
         return new
 
 
@@ -43,17 +48,25 @@ class Slots:
     """Every slot of a model, in the order of its modules; the same for a model on the meta device."""
 
     def __init__(self, model):
-        self._slots, self._seen, self._modules = [], set(), set()
+        self._slots, self._modules = [], set()
         self._tree("", model)
+        #: Every name.
+        self.names = {slot.name for slot in self._slots}
+        if len(self.names) != len(self._slots):
+            self._refuse_twice()
 
     def __iter__(self):
         return iter(self._slots)
 
-    def _add(self, name, tensor, put):
-        if name in self._seen:
-            raise InvalidError(f"slots: two places of the model are called `{name}`", "slots")
-        self._seen.add(name)
-        self._slots.append(Slot(name, tensor, put))
+    def __len__(self):
+        return len(self._slots)
+
+    def _refuse_twice(self):
+        left = set(self.names)
+        for slot in self._slots:
+            if slot.name not in left:
+                raise InvalidError(f"slots: two places of the model are called `{slot.name}`", "slots")
+            left.remove(slot.name)
 
     def _tree(self, name, module):
         tree = [(path, child) for path, child in module.named_modules(prefix=name) if id(child) not in self._modules]
@@ -63,54 +76,55 @@ class Slots:
             self._module(f"{path}." if path else "", child)
 
     def _module(self, prefix, module):
-        for name, parameter in module._parameters.items():
+        own = vars(module)
+        parameters, buffers, add = own["_parameters"], own["_buffers"], self._slots.append
+        for name, parameter in parameters.items():
             if parameter is not None:
-                self._add(prefix + name, parameter, _entry(module._parameters, name))
-                self._attributes(f"{prefix}{name}.", module._parameters, name, parameter)
-        for name, buffer in module._buffers.items():
+                add(Slot(prefix + name, parameter, parameters, name))
+                attributes = parameter.__dict__
+                if attributes:
+                    where = _Attributes(parameters, name)
+                    for key, value in attributes.items():
+                        self._value(f"{prefix}{name}.{key}", value, where, key)
+        for name, buffer in buffers.items():
             if buffer is not None:
-                self._add(prefix + name, buffer, _entry(module._buffers, name))
-        for name, value in vars(module).items():
+                add(Slot(prefix + name, buffer, buffers, name))
+        for name, value in own.items():
             if name not in _OWN:
-                self._value(prefix + name, value, _entry(vars(module), name))
+                self._value(prefix + name, value, own, name)
 
-    def _attributes(self, prefix, where, key, parameter):
-        # The parameter may have been replaced by then.
-        for name, value in vars(parameter).items():
-            self._value(prefix + name, value, lambda new, name=name: setattr(where[key], name, new))
-
-    def _value(self, name, value, put, within=()):
+    def _value(self, name, value, where, key, within=()):
         if isinstance(value, torch.Tensor):
-            self._add(name, value, put)
+            self._slots.append(Slot(name, value, where, key))
         elif isinstance(value, torch.nn.Module):
             # A link back to a module that is known would be walked for every module that has one.
             if id(value) not in self._modules:
                 self._tree(name, value)
         elif isinstance(value, (list, tuple, dict)) and id(value) not in within:
             within = (*within, id(value))
-            if isinstance(value, tuple):
-                state, make = list(value), _maker(value)
-                for i, item in enumerate(value):
-                    self._value(f"{name}.{i}", item, _element(state, i, make, put), within)
-            else:
-                pairs = value.items() if isinstance(value, dict) else enumerate(value)
-                for key, item in list(pairs):
-                    self._value(f"{name}.{key}", item, _entry(value, key), within)
+            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+            inside = _Elements(value, where, key) if isinstance(value, tuple) else value
+            for item, found in pairs:
+                self._value(f"{name}.{item}", found, inside, item, within)
 
 
-def _entry(container, key):
-    return lambda new: container.__setitem__(key, new)
+class _Attributes:
+    """Attributes of a parameter, which may have been replaced by then."""
+
+    def __init__(self, parameters, name):
+        self._parameters, self._name = parameters, name
+
+    def __setitem__(self, key, value):
+        setattr(self._parameters[self._name], key, value)
 
 
-def _element(state, i, make, put):
-    # A tuple is replaced whole: every element's turn puts what the ones before it left, and its own.
-    def replace(new):
-        state[i] = new
-        put(make(state))
+class _Elements:
+    """Elements of a tuple, which is replaced whole: every element's turn puts what the ones before it left, and its own."""
 
-    return replace
+    def __init__(self, value, where, key):
+        self._state, self._where, self._key = list(value), where, key
+        self._make = (lambda state: type(value)(*state)) if hasattr(value, "_fields") else type(value)
 
-
-def _maker(value):
-    kind = type(value)
-    return (lambda state: kind(*state)) if hasattr(value, "_fields") else kind
+    def __setitem__(self, i, new):
+        self._state[i] = new
+        self._where[self._key] = self._make(self._state)

@@ -7,6 +7,8 @@ A bound model sees the arena's memory: an update in place changes it for everybo
 `requires_grad` for that reason.
 """
 
+import gc
+
 import torch
 
 from ._dtypes import DTYPES, PACKED
@@ -24,44 +26,47 @@ def _storage(arena):
     return torch.from_dlpack(arena).untyped_storage()
 
 
-def _view(empty, storage, dtype, code, offset, shape, stride):
-    """One tensor in the arena's storage. `empty` has a tensor of each dtype, on the arena's device, to begin from."""
-    begin = empty.get(dtype)
-    if begin is None:
-        begin = empty[dtype] = torch.empty(0, dtype=dtype, device=storage.device)
-    if code in PACKED:
-        shape, stride = _packed(code, shape)
-    return begin.new_empty(0).set_(storage, offset // begin.element_size(), shape, stride)
+class _Begins(dict):
+    """By code: the dtype, a tensor of it to begin from, and its elements' size; made at the first need."""
+
+    def __init__(self, device):
+        super().__init__()
+        self._device = device
+
+    def __missing__(self, code):
+        dtype = DTYPES.get(code)
+        if dtype is None:
+            raise InvalidError(
+                f"state_dict: this torch ({torch.__version__}) has no dtype for {code}, of which the image has tensors; take their"
+                " bytes from torch.from_dlpack(arena)",
+                "state_dict",
+            )
+        begin = torch.empty(0, dtype=dtype, device=self._device)
+        found = self[code] = (dtype, begin, begin.element_size())
+        return found
 
 
 def _packed(code, shape):
     """Shape and stride in torch's elements, each of which holds two."""
     if not shape or shape[-1] % 2:
         raise InvalidError(f"state_dict: a tensor of {code} and shape {tuple(shape)} has no whole bytes per row", "state_dict")
-    shape, stride, step = [*shape[:-1], shape[-1] // 2], [], 1
+    shape, stride, step = (*shape[:-1], shape[-1] // 2), [], 1
     for size in reversed(shape):
         stride.append(step)
         step *= max(size, 1)
-    return shape, stride[::-1]
-
-
-def _dtype(name, code):
-    dtype = DTYPES.get(code)
-    if dtype is None:
-        raise InvalidError(
-            f"state_dict: `{name}` is {code}, which this torch ({torch.__version__}) has no dtype for; take its bytes from"
-            " torch.from_dlpack(arena)",
-            "state_dict",
-        )
-    return dtype
+    return shape, tuple(stride[::-1])
 
 
 def state_dict(arena):
     """Every tensor of `arena` by name, aliases and views included, without a copy. They keep the arena's memory."""
-    storage, empty, found = _storage(arena), {}, {}
+    storage, found = _storage(arena), {}
+    begins = _Begins(storage.device)
     for name, code, offset, shape, stride, _ in arena._entries():
         if not name.endswith(STORAGE):
-            found[name] = _view(empty, storage, _dtype(name, code), code, offset, shape, stride)
+            _, begin, size = begins[code]
+            if code in PACKED:
+                shape, stride = _packed(code, shape)
+            found[name] = begin.new_empty(0).set_(storage, offset // size, shape, stride)
     return found
 
 
@@ -158,35 +163,60 @@ def bind(model, arena, *, engine=None, kernel=None):
         raise MismatchError(
             f"bind: the image is for kernels {fingerprint.get('kernel')}, {kernel} is needed; capture it again on this GPU", "bind"
         )
-    slots = list(Slots(model))
-    entries = {entry[0]: entry for entry in arena._entries() if not entry[0].endswith(STORAGE)}
+    # Tens of thousands of objects are made and none of them is garbage: a collector that looks for some takes most of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        _put(model, arena)
+    finally:
+        if collecting:
+            gc.enable()
+    return model
+
+
+def _put(model, arena):
+    slots = Slots(model)
+    entries = {entry[0]: entry for entry in arena._entries()}
     _check_names(slots, entries)
-    storage, empty, made, wrong = _storage(arena), {}, {}, []
-    new = []
+    storage, made, wrong, new = _storage(arena), {}, [], []
+    begins = _Begins(storage.device)
+    # Where bytes have several names.
+    shared = {entry[2] for entry in entries.values() if entry[5] != "tensor"}
     for slot in slots:
         name, code, offset, shape, stride, _ = entries[slot.name]
         old = slot.tensor
-        dtype = _dtype(name, code)
+        dtype, begin, size = begins[code]
+        if code in PACKED:
+            shape, stride = _packed(code, shape)
         if old.dtype != dtype:
             wrong.append(f"{name}: {dtype} in the image, {old.dtype} in the model")
             continue
-        if tuple(old.shape) != (tuple(shape) if code not in PACKED else tuple(_packed(code, shape)[0])):
-            wrong.append(f"{name}: {tuple(shape)} in the image, {tuple(old.shape)} in the model")
+        if old.shape != shape:
+            wrong.append(f"{name}: {shape} in the image, {tuple(old.shape)} in the model")
             continue
-        # Nothing is two things only by lying nowhere.
-        key = (type(old), offset, dtype, shape, stride) if 0 not in shape else id(old)
-        tensor = made.get(key)
+        tensor = key = None
+        if offset in shared:
+            # What holds nothing is the same as another only where it is one object.
+            key = id(old) if 0 in shape else (offset, dtype, shape, stride, type(old))
+            tensor = made.get(key)
         if tensor is None:
-            tensor = made[key] = slot.like(_view(empty, storage, dtype, code, offset, shape, stride))
+            tensor = slot.like(begin.new_empty(0).set_(storage, offset // size, shape, stride))
+            if key is not None:
+                made[key] = tensor
         new.append((slot, tensor))
     if wrong:
         raise MismatchError(f"bind: {len(wrong)} tensors are not what the model has: {_listed(wrong)}", "bind")
     for slot, tensor in new:
         slot.put(tensor)
-    left = [slot.name for slot in Slots(model) if is_meta(slot.tensor)]
+    left = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for kept in (module._parameters, module._buffers)
+        for name, tensor in kept.items()
+        if tensor is not None and tensor.is_meta
+    ]
     if left:
         raise MismatchError(f"bind: {len(left)} tensors stay on the meta device: {_listed(left)}", "bind")
-    return model
 
 
 def _check_engine(model, fingerprint, engine):
@@ -205,9 +235,8 @@ def _check_engine(model, fingerprint, engine):
 
 
 def _check_names(slots, entries):
-    names = {slot.name for slot in slots}
     missing = [slot.name for slot in slots if slot.name not in entries]
-    extra = [name for name in entries if name not in names]
+    extra = [name for name in entries if name not in slots.names and not name.endswith(STORAGE)]
     if missing or extra:
         parts = []
         if missing:
