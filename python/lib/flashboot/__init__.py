@@ -7,7 +7,7 @@ same calls for asyncio. Nothing here needs torch, a GPU, libcuda or libibverbs t
 """
 
 from . import errors
-from ._api import Arena, Image, Seed, Tensor, clone, doctor, load, seed
+from ._api import Arena, Image, Seed, clone, doctor, load, seed
 from ._flashboot import __version__
 from .errors import FlashbootError
 
@@ -34,6 +34,10 @@ def __getattr__(name):
         import importlib
 
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "Tensor":
+        from ._tensor import Tensor
+
+        return Tensor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,12 +1,13 @@
 """The calls and classes, with their documentation: thin over the extension module."""
 
-from collections import namedtuple
-
 from . import _flashboot
 
-Tensor = namedtuple("Tensor", "name dtype offset shape stride what")
-Tensor.__doc__ = """One name of a rank: dtype as safetensors spells it, offset in bytes from the payload's first, shape and
-stride in elements; `what` is "tensor", "alias" (another name of a tensor) or "view" (its bytes seen otherwise)."""
+
+def _named(entries):
+    # Imported when it is needed: a fifth of the time that importing the package takes.
+    from ._tensor import Tensor
+
+    return [Tensor._make(entry) for entry in entries]
 
 
 class Image:
@@ -64,7 +65,7 @@ class Image:
 
     def tensors(self, rank=None):
         """Every name of a rank: tensors in payload order, then aliases, then views."""
-        return [Tensor._make(entry) for entry in self._inner._tensors(rank)]
+        return _named(self._inner._tensors(rank))
 
     def verify(self, progress=None):
         """Reads every payload and compares every block with its digest; the report. Damage is a `CorruptError`.
@@ -123,7 +124,7 @@ class Arena:
 
     def tensors(self):
         """Every name: tensors in payload order, then aliases, then views."""
-        return [Tensor._make(entry) for entry in self._entries()]
+        return _named(self._entries())
 
     def _entries(self):
         if self._names is None:

@@ -2,18 +2,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+from ._tensor import Tensor
 
 StrPath = str | os.PathLike[str]
 Progress = Callable[[int, int], object]
-
-class Tensor(NamedTuple):
-    name: str
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    what: str
 
 class Image:
     def __init__(self, path: StrPath) -> None: ...

@@ -235,6 +235,8 @@ def _check_engine(model, fingerprint, engine):
 
 
 def _check_names(slots, entries):
+    if entries.keys() == slots.names:
+        return
     missing = [slot.name for slot in slots if slot.name not in entries]
     extra = [name for name in entries if name not in slots.names and not name.endswith(STORAGE)]
     if missing or extra:
