@@ -1,4 +1,5 @@
 //! Tensors in memory as an image: what goes in comes out, and what cannot be is refused before a byte is written.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 use flashboot_checkpoint::{
     Captured, CapturedTensor, Coordinate, Engine, Image, LayoutOptions, ModelConfig, NewView, OpenOptions,
