@@ -6,8 +6,8 @@
 mod measure;
 
 use flashboot_checkpoint::{
-    Checkpoint, CostOptions, LayoutOptions, OpenOptions, PackOptions, Parallel, Slicing, pack, pack_ranks,
-    plan,
+    Checkpoint, CostOptions, LayoutOptions, OpenOptions, PackOptions, Parallel, Recipe, Slicing, pack,
+    pack_ranks, plan,
 };
 use measure::{Failure, copy, fill, median, parse_plain, peak, print_peak, seconds, settle, shard_name};
 use std::fmt::Write as _;
@@ -18,6 +18,13 @@ use std::process::ExitCode;
 
 const SHARDS: u64 = 48;
 const CONFIG: &str = r#"{"model_type":"deepseek_v4","n_routed_experts":384}"#;
+
+const COLUMNS: &str = r#"
+family = "columns"
+model_types = []
+layers = "layers.*"
+rules = [{ names = ["layers.*.ffn.experts.*.w2"], split = "row" }]
+"#;
 
 struct Settings {
     dir: PathBuf,
@@ -239,15 +246,19 @@ fn columns(work: &Path, settings: &Settings) -> Result<(f64, f64), Failure> {
     let source = dir.join("model.safetensors");
     fill(header.write(&source)?, bytes)?;
     let checkpoint = open(&dir)?;
+    // A model of nothing but down projections is none of the family: its recipe misses the others.
+    let recipe = Recipe::parse("columns", COLUMNS)?;
+    let layout = LayoutOptions { recipe: Some(recipe), experimental: true, ..layout(8) };
     let (image, copied_to) = (work.join("image"), work.join("copy"));
     let (mut rates, mut ratios) = (vec![], vec![]);
     for round in 0..=settings.rounds {
         settle();
         let copied = copy(&source, &copied_to)?;
         settle();
-        let split = seconds(|| {
-            Ok(pack_ranks(&checkpoint, &image, &layout(8), &PackOptions::default(), &()).map(drop)?)
-        })?;
+        let split =
+            seconds(
+                || Ok(pack_ranks(&checkpoint, &image, &layout, &PackOptions::default(), &()).map(drop)?),
+            )?;
         std::fs::remove_dir_all(&image)?;
         if round > 0 {
             rates.push(bytes as f64 / copied);

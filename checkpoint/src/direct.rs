@@ -4,34 +4,52 @@
 
 use crate::error::{Error, Result};
 use flashboot_core::layout::PAYLOAD_ALIGN;
+use flashboot_memory::Buffer;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// From this size on a slab is a mapping of its own, in huge pages where the kernel has them: direct IO pins its pages
+/// one by one, and rows that are scattered over several slabs would miss the TLB for each.
+const MAPPED_FROM: usize = 4 << 20;
+
 /// A buffer that begins at a multiple of [`PAYLOAD_ALIGN`].
 pub(crate) struct Slab {
-    bytes: Vec<u8>,
-    start: usize,
+    memory: Memory,
     len: usize,
+}
+
+enum Memory {
+    Mapped(Buffer),
+    /// The bytes, and where the aligned ones begin.
+    Heap(Vec<u8>, usize),
 }
 
 impl Slab {
     /// `path` is for errors only.
     pub(crate) fn new(path: &Path, len: usize) -> Result<Self> {
+        if len >= MAPPED_FROM {
+            let buffer = Buffer::new(len).map_err(|_| no_memory(path))?;
+            return Ok(Self { memory: Memory::Mapped(buffer), len });
+        }
         let align = PAYLOAD_ALIGN as usize;
         let bytes = zeroes(path, len.saturating_add(align))?;
         let start = bytes.as_ptr().align_offset(align);
         // Without an answer from the allocator's pointer the kernel refuses direct IO and buffered IO serves.
         let start = if start < align { start } else { 0 };
-        Ok(Self { bytes, start, len })
+        Ok(Self { memory: Memory::Heap(bytes, start), len })
     }
 
     /// The first `len` bytes, or all of it if it is shorter.
     pub(crate) fn first(&mut self, len: usize) -> &mut [u8] {
-        let end = self.start.saturating_add(len.min(self.len));
-        self.bytes.get_mut(self.start..end).unwrap_or_default()
+        let len = len.min(self.len);
+        let (bytes, start) = match &mut self.memory {
+            Memory::Mapped(buffer) => (buffer.as_mut_slice(), 0),
+            Memory::Heap(bytes, start) => (bytes.as_mut_slice(), *start),
+        };
+        bytes.get_mut(start..start.saturating_add(len)).unwrap_or_default()
     }
 }
 
@@ -39,11 +57,15 @@ impl Slab {
 pub(crate) fn zeroes(path: &Path, len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if bytes.try_reserve_exact(len).is_err() {
-        let none = std::io::Error::from_raw_os_error(rustix::io::Errno::NOMEM.raw_os_error());
-        return Err(Error::io("malloc", path, &none));
+        return Err(no_memory(path));
     }
     bytes.resize(len, 0);
     Ok(bytes)
+}
+
+fn no_memory(path: &Path) -> Error {
+    let none = std::io::Error::from_raw_os_error(rustix::io::Errno::NOMEM.raw_os_error());
+    Error::io("malloc", path, &none)
 }
 
 /// A file opened twice: direct, where that works, and buffered.

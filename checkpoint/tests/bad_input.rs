@@ -209,7 +209,7 @@ fn what_is_no_image_says_why_and_another_version_is_a_mismatch() {
     let dir = TempDir::new().unwrap();
     let missing = dir.path().join("none");
     assert_eq!(Image::open(&missing).map(|_| ()), Err(Error::Missing { path: missing }));
-    assert!(matches!(Image::open(dir.path()), Err(Error::NotAnImage { .. })));
+    assert!(matches!(Image::open(dir.path()), Err(Error::NoMetadata { .. })));
     let path = dir.path().join("metadata.json");
     std::fs::write(&path, "{\"flashboot_image\":2,\"id\":\"\"}").unwrap();
     let version = Image::open(dir.path()).map(|_| ()).unwrap_err();

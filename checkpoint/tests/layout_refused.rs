@@ -9,7 +9,7 @@ use flashboot_checkpoint::{
 };
 use flashboot_core::{Dtype, Kind};
 use std::path::PathBuf;
-use support::models::{Model, Sizes, llama, qwen3_moe};
+use support::models::{Model, Sizes, gpt_oss, llama, qwen3_moe};
 use support::open;
 use tempfile::TempDir;
 
@@ -302,6 +302,10 @@ fn worlds_stages_and_maps_that_do_not_work_are_refused() {
 #[test]
 fn parts_that_do_not_fit_one_parameter_are_refused() {
     let vllm = LayoutOptions { target: Target::Vllm, experimental: true, ..tp(2) };
+    // By the family's own recipe a model without the tensor is no model of it.
+    let family = include_str!("../src/recipe/families/llama.toml").lines();
+    let family = family.filter(|line| !line.starts_with("needs.")).collect::<Vec<_>>().join("\n");
+    let vllm = LayoutOptions { recipe: Some(Recipe::parse("llama", &family).unwrap()), ..vllm };
     let mut model = llama(&sizes());
     model.tensors.retain(|t| t.name != "model.layers.1.self_attn.k_proj.weight");
     let dir = TempDir::new().unwrap();
@@ -348,4 +352,80 @@ fn a_stage_that_an_engine_changed_is_neither_resharded_nor_unpacked() {
         flashboot_checkpoint::reshard(&image, &dir.path().join("k"), &tp(4), &PackOptions::default(), &());
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("kernel-ready"), "{text}");
+}
+
+/// Without the tensors that `gone` says.
+fn without(mut model: Model, gone: impl Fn(&str) -> bool) -> Model {
+    model.tensors.retain(|t| !gone(&t.name));
+    model
+}
+
+#[test]
+fn a_projection_that_every_expert_lacks_is_named_for_every_layer() {
+    let model = without(qwen3_moe(&sizes()), |name| name.ends_with("up_proj.weight"));
+    for layout in [tp(1), tp(2)] {
+        let (what, text) = refused(&model, &layout);
+        assert!(matches!(&what, Refused::Lacking { names, .. } if names.count == 2), "{what:?}");
+        assert!(
+            text.contains("`model.layers.0.mlp.experts.*.up_proj`, `model.layers.1.mlp.experts.*.up_proj`"),
+            "{text}"
+        );
+    }
+    let model = without(qwen3_moe(&sizes()), |name| name.contains(".experts."));
+    let (_, text) = refused(&model, &tp(2));
+    assert!(
+        text.contains("`model.layers.0.mlp.gate_proj`"),
+        "a layer without experts is a dense one: {text}"
+    );
+    let model = without(gpt_oss(&sizes()), |name| name.contains(".down_proj"));
+    let (_, text) = refused(&model, &tp(2));
+    assert!(text.contains("`model.layers.1.mlp.experts.down_proj`"), "{text}");
+}
+
+#[test]
+fn a_dense_module_that_is_missing_everywhere_or_in_one_layer_is_named() {
+    for (gone, wanted) in [
+        (".self_attn.o_proj.weight", "`model.layers.0.self_attn.o_proj`, `model.layers.1.self_attn.o_proj`"),
+        (
+            "layers.1.mlp.gate_proj.weight",
+            "there, and no tensor of the checkpoint is their weight: `model.layers.1.mlp.gate_proj`;",
+        ),
+        ("model.embed_tokens.weight", ": `model.embed_tokens`;"),
+        ("model.norm.weight", ": `model.norm`;"),
+    ] {
+        let (what, text) = refused(&without(llama(&sizes()), |name| name.ends_with(gone)), &tp(2));
+        assert!(matches!(what, Refused::Lacking { .. }), "{what:?}");
+        assert!(text.contains(wanted), "{text}");
+    }
+    // A head may be tied, and what is left out on purpose is there.
+    assert!(planned(&without(llama(&sizes()), |name| name.starts_with("lm_head")), &tp(2)).is_ok());
+    let layout = LayoutOptions { exclude: vec!["*.o_proj.weight".into()], ..tp(2) };
+    assert!(planned(&llama(&sizes()), &layout).is_ok());
+}
+
+#[test]
+fn an_image_packed_without_a_module_is_cut_again() {
+    let dir = TempDir::new().unwrap();
+    llama(&sizes()).write(&dir.path().join("m"), 1);
+    let layout = LayoutOptions { exclude: vec!["*.o_proj.weight".into()], ..tp(2) };
+    let path = dir.path().join("i");
+    pack_ranks(&open(&dir.path().join("m")).unwrap(), &path, &layout, &PackOptions::default(), &()).unwrap();
+    let again = LayoutOptions { exclude: layout.exclude.clone(), ..tp(4) };
+    let image = Image::open(&path).unwrap();
+    let made =
+        flashboot_checkpoint::reshard(&image, &dir.path().join("r"), &again, &PackOptions::default(), &());
+    assert_eq!(made.unwrap().report.ranks, 4);
+}
+
+#[test]
+fn a_vocabulary_larger_than_the_embedding_is_refused_and_a_padded_one_is_not() {
+    let mut model = llama(&sizes());
+    for smaller in [1, 49, 50] {
+        model.set("vocab_size", smaller);
+        assert!(planned(&model, &tp(2)).is_ok(), "{smaller} tokens in 50 rows");
+    }
+    model.set("vocab_size", 51);
+    let (what, text) = refused(&model, &tp(2));
+    assert!(matches!(what, Refused::Vocabulary { said: 51, .. }), "{what:?}");
+    assert!(text.contains("`model.embed_tokens.weight (50 rows)`, `lm_head.weight (50 rows)`"), "{text}");
 }

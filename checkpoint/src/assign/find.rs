@@ -2,6 +2,7 @@
 
 use super::class::{Class, Context, Key, Problem, cuts};
 use super::count::{self, Counts};
+use super::needs::Needed;
 use super::template::{Claims, Kind, Stages, Template, Templates};
 use super::wrong::{Wrong, no_fact};
 use super::{Entry, LayoutOptions, Model, NONE, Slicing};
@@ -11,6 +12,9 @@ use crate::recipe::{Recipe, Split};
 use crate::tensors::Tensor;
 use hashbrown::HashTable;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
+
+/// The key of `config.json` that says how many rows an embedding has at least.
+const VOCABULARY: &str = "vocab_size";
 
 pub(super) struct Found {
     pub(super) entries: Vec<Entry>,
@@ -70,6 +74,7 @@ pub(super) fn find(
     let mut entries = Vec::with_capacity(model.tensors.len());
     let mut numbers = Vec::new();
     let mut counts = Counts::default();
+    let mut needed = Needed::new(recipe);
     let mut left_out = 0u64;
     for number in 0..model.tensors.len() {
         let Some(tensor) = model.tensors.at(number) else { continue };
@@ -93,6 +98,9 @@ pub(super) fn find(
         }
         if let (Some(expert), true) = (expert, kind != Kind::Unloaded) {
             counts.expert(kind == Kind::Draft, layer.unwrap_or(0), expert, &template.param);
+        }
+        if kind == Kind::Target {
+            needed.see(index, tensor.name, layer, template.is_expert);
         }
         if options.exclude.iter().any(|glob| super::glob::matches(glob, tensor.name)) {
             kind = Kind::Unloaded;
@@ -124,6 +132,9 @@ pub(super) fn find(
             let Some(rule) = rules.get(rule) else { continue };
             entry.class = search.class(number, &tensor, &entry, template, rule);
             search.check_scale(&tensor, template, rule.split, &mut wrong);
+            if kind == Kind::Target && rule.split == Split::Vocab && template.param == "weight" {
+                wrong.vocabulary(&tensor, search.fact(VOCABULARY));
+            }
             if template.is_expert && (expert.is_some() || rule.split != Split::Replicated) {
                 let count = match expert {
                     Some(expert) => u64::from(expert) + 1,
@@ -134,6 +145,7 @@ pub(super) fn find(
         }
         entries.push(entry);
     }
+    model.aliases.iter().for_each(|(alias, _)| needed.see_alias(alias));
     wrong.collect(model.tensors, &entries, &search.problems);
     both_ends(model, recipe, &mut entries);
     wrong.refuse(recipe, quant)?;
@@ -143,6 +155,7 @@ pub(super) fn find(
     let all = count::Found { tensors: model.tensors, entries: &entries, classes: &search.classes };
     let experts = counts.check_experts(recipe, &|key| search.fact(key), &all)?;
     let layers = counts.check_layers(recipe, search.fact(&recipe.layer_count), &all)?;
+    needed.check(layers)?;
     Ok(Found {
         entries,
         classes: search.classes,

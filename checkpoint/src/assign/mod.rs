@@ -9,6 +9,7 @@ mod cut;
 mod find;
 pub(crate) mod glob;
 mod group;
+mod needs;
 mod options;
 mod template;
 mod view;

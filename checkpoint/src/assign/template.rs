@@ -97,6 +97,8 @@ impl<'r> Templates<'r> {
         rules.push(whole(of_target.and_then(|t| t.rest).unwrap_or(Split::Replicated)));
         let fuses = of_target.map(|t| t.fuse.as_slice()).unwrap_or_default();
         let patterns = rules.iter().flat_map(|r| &r.patterns).chain(&recipe.first).chain(&recipe.last);
+        let needs = &recipe.needs;
+        let patterns = patterns.chain(&needs.every).chain(&needs.experts).chain(&needs.dense);
         let patterns = patterns.chain(&recipe.draft).chain(&recipe.unloaded).chain(recipe.layers.iter());
         let exact = patterns.chain(fuses.iter().flat_map(|f| &f.parts)).any(Pattern::has_number);
         Self {

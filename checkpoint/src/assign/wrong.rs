@@ -6,7 +6,7 @@ use crate::cause::Names;
 use crate::parallel::Refused;
 use crate::quant::Quantisation;
 use crate::recipe::Recipe;
-use crate::tensors::Tensors;
+use crate::tensors::{Tensor, Tensors};
 use std::collections::BTreeMap;
 
 /// What was found not to fit, by name.
@@ -18,10 +18,21 @@ pub(super) struct Wrong {
     shapes: Names,
     indivisible: BTreeMap<u32, Names>,
     pub(super) scales: Names,
+    /// What `config.json` says, and the tensors that have fewer rows.
+    vocabulary: Option<(u64, Names)>,
     fact: Option<String>,
 }
 
 impl Wrong {
+    /// Notes an embedding or a head with fewer rows than `config.json` says there are tokens. More are padding.
+    pub(super) fn vocabulary(&mut self, tensor: &Tensor<'_>, said: Option<u64>) {
+        let (Some(said), [rows, _]) = (said, tensor.shape) else { return };
+        if *rows < said {
+            let (_, names) = self.vocabulary.get_or_insert_with(|| (said, Names::default()));
+            names.push(format!("{} ({rows} rows)", tensor.name));
+        }
+    }
+
     /// Names the tensors of every class that has a problem.
     pub(super) fn collect(&mut self, tensors: &Tensors, entries: &[Entry], problems: &[Option<Problem>]) {
         if problems.iter().all(Option::is_none) {
@@ -56,6 +67,9 @@ impl Wrong {
         }
         if let Some(key) = self.fact {
             return Err(no_fact(recipe, &key));
+        }
+        if let Some((said, names)) = self.vocabulary {
+            return Err(Refused::Vocabulary { said, names });
         }
         if !self.scales.is_empty() {
             return Err(Refused::MissingScale { names: self.scales });

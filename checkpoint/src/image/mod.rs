@@ -3,6 +3,7 @@
 mod fingerprint;
 mod id;
 mod json;
+mod lacking;
 mod manifest;
 mod metadata;
 mod origin;
@@ -14,6 +15,7 @@ mod write;
 pub use fingerprint::{Engine, Fingerprint, Kernel, Mismatch, Stage};
 pub use id::FORMAT_VERSION;
 pub(crate) use id::{METADATA, seal};
+pub(crate) use lacking::has_ranks;
 pub use manifest::Manifest;
 pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
 pub(crate) use origin::TableOrigin;

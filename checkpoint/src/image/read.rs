@@ -45,9 +45,7 @@ impl Image {
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(METADATA);
         let source = Source::open(&path).map_err(|e| match e {
-            Error::Missing { path } if dir.is_dir() => {
-                Error::NotAnImage { path: dir.into(), detail: format!("{} is missing", path.display()) }
-            }
+            Error::Missing { .. } if dir.is_dir() => super::lacking::without_metadata(dir),
             Error::Missing { .. } => Error::Missing { path: dir.into() },
             Error::Io { .. } if dir.exists() && !dir.is_dir() => {
                 Error::NotAnImage { path: dir.into(), detail: "it is no directory".into() }

@@ -132,6 +132,26 @@ pub enum Refused {
         /// The tensors that other experts of it have.
         names: Names,
     },
+    /// Modules that every model of the family has.
+    #[error(
+        "by the recipe `{family}` these modules must be there, and no tensor of the checkpoint is their weight: {names}; fetch the whole checkpoint, or give a recipe of this model's own with --recipe"
+    )]
+    Lacking {
+        /// The family.
+        family: String,
+        /// The modules; a star stands for every expert.
+        names: Names,
+    },
+    /// An embedding or a head that is smaller than the vocabulary.
+    #[error(
+        "config.json says {said} tokens (`vocab_size`), these tensors have fewer rows: {names}; fetch the config and the tensors of one revision"
+    )]
+    Vocabulary {
+        /// What `config.json` says.
+        said: u64,
+        /// The tensors, each with its rows.
+        names: Names,
+    },
     /// Layers that `config.json` does not count.
     #[error(
         "config.json says {said} layers (`{key}`), the checkpoint's tensors have {found}: {names}; fetch the config and the tensors of one revision, or say in a recipe which are the draft's (draft_from_layer)"

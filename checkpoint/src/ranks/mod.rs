@@ -8,6 +8,7 @@ mod plan;
 mod reshard;
 mod set;
 mod sink;
+mod turns;
 mod unpack;
 mod write;
 

@@ -2,6 +2,7 @@
 
 use super::journal::{self, Journal};
 use super::set::RankSet;
+use super::turns::Turns;
 use crate::blocks::on_threads;
 use crate::direct::DirectFile;
 use crate::error::{Error, Result};
@@ -23,6 +24,7 @@ pub(super) struct ImageSink {
     files: Vec<RankFile>,
     since: AtomicU64,
     noting: Mutex<()>,
+    hashing: Turns,
 }
 
 struct RankFile {
@@ -54,7 +56,14 @@ impl ImageSink {
                 journal: Mutex::new(Some(journal)),
             });
         }
-        Ok(Self { piece, every, files, since: AtomicU64::new(0), noting: Mutex::new(()) })
+        Ok(Self {
+            piece,
+            every,
+            files,
+            since: AtomicU64::new(0),
+            noting: Mutex::new(()),
+            hashing: Turns::of_cores(),
+        })
     }
 
     /// Bytes of each stream and how many of its first pieces are complete.
@@ -124,7 +133,7 @@ impl ImageSink {
 impl Sink for ImageSink {
     fn put(&self, stream: usize, start: u64, bytes: &[u8]) -> Result<()> {
         let rank = self.rank(stream)?;
-        let value = digest::piece(rank.payload, start, bytes);
+        let value = self.hashing.take(|| digest::piece(rank.payload, start, bytes));
         rank.file.write_at(start, bytes)?;
         let index = usize::try_from(start / self.piece).unwrap_or(usize::MAX);
         if let Some(slot) = rank.values.lock().unwrap_or_else(PoisonError::into_inner).get_mut(index) {

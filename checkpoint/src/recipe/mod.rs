@@ -134,6 +134,17 @@ pub(crate) struct TargetRules {
     pub(crate) vocab_multiple: Option<u64>,
 }
 
+/// The modules that a model of a family must have: what it may do without is not among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Once, or in every layer.
+    pub(crate) every: Vec<Pattern>,
+    /// In every layer that has routed experts.
+    pub(crate) experts: Vec<Pattern>,
+    /// In every layer that has none.
+    pub(crate) dense: Vec<Pattern>,
+}
+
 /// How one family is split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recipe {
@@ -157,6 +168,7 @@ pub struct Recipe {
     /// What the tensors of no rule are; without it they are unclaimed.
     pub(crate) rest: Option<Split>,
     pub(crate) targets: Vec<(Target, TargetRules)>,
+    pub(crate) needs: Needs,
     /// BLAKE3 of its text.
     pub(crate) hash: String,
 }
@@ -207,6 +219,7 @@ impl Recipe {
             rules: Vec::new(),
             rest: Some(Split::Replicated),
             targets: Vec::new(),
+            needs: Needs::default(),
             hash: "none".into(),
         }
     }

@@ -1,6 +1,6 @@
 //! The TOML of a recipe. Everything that can be seen to be wrong without a model is refused here.
 
-use super::{Fuse, HeadOrder, Pattern, Recipe, Rule, Split, Target, TargetRules};
+use super::{Fuse, HeadOrder, Needs, Pattern, Recipe, Rule, Split, Target, TargetRules};
 use std::collections::BTreeMap;
 
 /// Far above any family's; bounds what a text from outside can make of itself.
@@ -30,11 +30,24 @@ struct File {
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
+    needs: RawNeeds,
+    #[serde(default)]
     target: BTreeMap<String, RawTarget>,
 }
 
 fn yes() -> bool {
     true
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNeeds {
+    #[serde(default)]
+    every: Vec<String>,
+    #[serde(default)]
+    experts: Vec<String>,
+    #[serde(default)]
+    dense: Vec<String>,
 }
 
 #[derive(serde::Deserialize)]
@@ -93,7 +106,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, String> {
     let recipe = Recipe {
         family: file.family,
         model_types: file.model_types,
-        layers,
+        layers: layers.clone(),
         layer_count: file.layer_count.unwrap_or_else(|| "num_hidden_layers".into()),
         first: patterns(&file.first)?,
         last: patterns(&file.last)?,
@@ -105,6 +118,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, String> {
         rules: file.rules.into_iter().map(rule).collect::<Result<_, _>>()?,
         rest: file.rest,
         targets,
+        needs: needs(&file.needs, layers.as_ref())?,
         hash: blake3::hash(text.as_bytes()).to_hex().to_string(),
     };
     if recipe.rest.is_some_and(|split| split == Split::Qkv) {
@@ -115,6 +129,29 @@ pub(super) fn parse(text: &str) -> Result<Recipe, String> {
         return Err(format!("{count} patterns, at most {PATTERNS} are read"));
     }
     Ok(recipe)
+}
+
+/// Each text spelled out. What is needed in a layer says in which: it begins as `layers` does.
+fn needs(raw: &RawNeeds, layers: Option<&Pattern>) -> Result<Needs, String> {
+    let spelled = |texts: &[String]| -> Result<Vec<Pattern>, String> {
+        Ok(patterns(texts)?.iter().flat_map(Pattern::spelled_out).collect())
+    };
+    let found =
+        Needs { every: spelled(&raw.every)?, experts: spelled(&raw.experts)?, dense: spelled(&raw.dense)? };
+    let in_layers = |p: &Pattern| {
+        let components: Vec<_> = p.text().split('.').collect();
+        layers.is_some_and(|l| l.prefix_len(&components).is_some() && l.star() == p.star())
+    };
+    for p in found.every.iter().chain(&found.experts).chain(&found.dense) {
+        let may_be_once = found.every.contains(p) && p.star().is_none();
+        if p.is_open() || !(may_be_once || in_layers(p)) {
+            let text = p.text();
+            return Err(format!(
+                "`needs` names `{text}`, a name without stars or one that begins as `layers` does is needed"
+            ));
+        }
+    }
+    Ok(found)
 }
 
 fn patterns(texts: &[String]) -> Result<Vec<Pattern>, String> {
@@ -228,6 +265,10 @@ mod tests {
             ("[[rules]]\nnames = [\"a\"]\nsplit = \"vocab\"\nheads = \"h\"", "for `column` and `row`"),
             ("[[rules]]\nnames = [\"a.b*\"]\nsplit = \"row\"", "whole component"),
             ("rest = \"qkv\"", "heads are not known"),
+            ("layers = \"l.*\"\nneeds.every = [\"m.*.a\"]", "begins as `layers` does"),
+            ("layers = \"l.*\"\nneeds.dense = [\"norm\"]", "begins as `layers` does"),
+            ("layers = \"l.*\"\nneeds.every = [\"l.*.**\"]", "begins as `layers` does"),
+            ("needs.every = [\"l.*.a\"]", "begins as `layers` does"),
             ("[[target.vllm.fuse]]\ninto = \"a.*.b\"\nparts = [\"c\"]", "as many stars"),
         ] {
             let said = problem(&format!("{HEAD}{text}"));

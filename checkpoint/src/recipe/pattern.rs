@@ -53,6 +53,19 @@ impl Pattern {
         Some(stars.map(|(_, text)| *text).collect())
     }
 
+    /// Each of the texts that its braces stand for, as a pattern.
+    pub(crate) fn spelled_out(&self) -> impl Iterator<Item = Self> + '_ {
+        self.plain.iter().map(|plain| {
+            let text: Vec<_> = plain.iter().map(Component::text).collect();
+            Self { text: text.join("."), plain: vec![plain.clone()] }
+        })
+    }
+
+    /// Its text with `number` for the first star.
+    pub(crate) fn numbered(&self, number: u64) -> String {
+        self.text.replacen('*', &number.to_string(), 1)
+    }
+
     /// Where its first star stands.
     pub(crate) fn star(&self) -> Option<usize> {
         self.plain.first()?.iter().position(|c| matches!(c, Component::One))
@@ -67,6 +80,16 @@ impl Pattern {
     pub(crate) fn has_number(&self) -> bool {
         let number = |c: &Component| matches!(c, Component::Text(t) if super::is_number(t));
         self.plain.iter().flatten().any(number)
+    }
+}
+
+impl Component {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::One => "*",
+            Self::Any => "**",
+        }
     }
 }
 
@@ -163,6 +186,9 @@ mod tests {
         assert_eq!(pattern.stars(&name), Some(vec!["3", "17"]));
         assert_eq!(pattern.star(), Some(1));
         assert_eq!(Pattern::parse("layers.*").unwrap().prefix_len(&name), Some(2));
+        let each: Vec<_> = Pattern::parse("layers.*.{w1,w2}.**").unwrap().spelled_out().collect();
+        assert_eq!(each.iter().map(Pattern::text).collect::<Vec<_>>(), ["layers.*.w1.**", "layers.*.w2.**"]);
+        assert_eq!(each[0].numbered(7), "layers.7.w1.**");
     }
 
     #[test]

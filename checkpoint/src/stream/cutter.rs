@@ -8,6 +8,10 @@ use std::ops::Range;
 /// Bytes that one step reads, unless a single row is longer: as many as a core's cache keeps until they are scattered.
 pub(super) const CHUNK: u64 = 1 << 20;
 
+/// Bytes of rows that every stream takes its columns of before the next ones are touched: as many as a core's nearest
+/// cache keeps.
+const TILE: u64 = 16 << 10;
+
 /// More copies than this are another step.
 const COPIES: usize = 16 << 10;
 
@@ -96,7 +100,7 @@ impl<'e> Cutter<'e> {
                         // Whole rows, so that no row is cut in two.
                         if part == parts { hi } else { lo + whole / pitch * pitch }
                     };
-                    add(&mut step, work, origin, (at(part - 1), at(part)));
+                    tiles(at(part - 1), at(part), pitch, |range| add(&mut step, work, origin, range));
                     progress.push(at(part));
                 }
                 let last = part == parts && number + 1 == clusters.len();
@@ -146,6 +150,17 @@ fn add(step: &mut Step, work: &Work, origin: usize, range: (u64, u64)) {
     let buffer = step.read(at.file, at.offset.saturating_add(first), last - first);
     for copy in step.copies.iter_mut().skip(before) {
         copy.gather.from = copy.gather.from - first + buffer;
+    }
+}
+
+/// Hands out `from..to`: in tiles of whole rows of `pitch` bytes, or at once where there are no rows.
+fn tiles(from: u64, to: u64, pitch: u64, mut take: impl FnMut((u64, u64))) {
+    let tile = if pitch > 1 { (TILE / pitch).max(1).saturating_mul(pitch) } else { u64::MAX };
+    let mut at = from;
+    while at < to {
+        let end = at.saturating_add(tile).min(to);
+        take((at, end));
+        at = end;
     }
 }
 

@@ -14,6 +14,9 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes that open pieces may take together.
 const OPEN: u64 = 160 << 20;
 
+/// More readers or writers than this do not make a disk faster.
+const MOST: usize = 8;
+
 /// Steps on their way to a reader and back.
 const STEPS: usize = 4;
 
@@ -31,13 +34,13 @@ pub(crate) struct Job<'j> {
     pub(crate) progress: &'j dyn Progress,
     /// Bytes in all, for the progress.
     pub(crate) total: u64,
-    /// Readers and writers each.
+    /// Readers; there are twice as many writers.
     pub(crate) threads: usize,
 }
 
 /// The size of a piece for so many streams: the largest up to 4 MiB with which two of each stream's fit into 160 MiB,
 /// because large writes keep a disk busiest. Beside them there are 4 steps of 1 MiB (or of one row), and the pieces that
-/// are being written: two a thread.
+/// are being written or wait for it: two a writer.
 pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
@@ -58,14 +61,17 @@ pub(crate) fn run(
     job: &Job<'_>,
     produce: impl FnOnce(&mut dyn FnMut(&Work) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
-    let threads = job.threads.clamp(1, 8);
+    let threads = job.threads.clamp(1, MOST);
+    // Streams that are filled alike have their pieces ready all at once. While some writers hash, others must be there to
+    // keep the disk busy.
+    let writers = threads.saturating_mul(2).min(MOST);
     let failed = Mutex::new(None::<Error>);
     let result = std::thread::scope(|scope| -> Result<()> {
         let spawn = |e: std::io::Error| Error::io("spawn", job.what, &e);
-        let (pieces, queue) = sync_channel::<Piece>(threads);
-        let (back, used) = sync_channel::<Slab>(threads * 4);
+        let (pieces, queue) = sync_channel::<Piece>(writers);
+        let (back, used) = sync_channel::<Slab>(writers * 4);
         let queue = std::sync::Arc::new(Mutex::new(queue));
-        for _ in 0..threads {
+        for _ in 0..writers {
             let (queue, back, failed) = (queue.clone(), back.clone(), &failed);
             let write = move || write(job, &queue, &back, failed);
             std::thread::Builder::new().spawn_scoped(scope, write).map_err(spawn)?;
