@@ -19,6 +19,5 @@ pub mod registry;
 pub mod replicate;
 pub mod scratch;
 pub mod service;
-mod wire;
 
-pub use wire::{ErrorWire, kind_name};
+pub use flashboot_channel::{ErrorWire, kind_name};

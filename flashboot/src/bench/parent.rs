@@ -10,7 +10,7 @@ use super::{
 use crate::{
     replicate::{Clock, RUN_PREFIX, Workers, listen, spawn, who},
     scratch::Scratch,
-    wire::ErrorWire,
+    ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, schedule::Rank};
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};

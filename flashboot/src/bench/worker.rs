@@ -8,7 +8,7 @@ use super::{
 use crate::{
     registry::{Endpoints, Registry, Settings},
     replicate::{Clock, WorkerArgs, die_with_parent, host_arena},
-    wire::ErrorWire,
+    ErrorWire,
 };
 use async_trait::async_trait;
 use flashboot_core::{

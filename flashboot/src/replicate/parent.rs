@@ -15,7 +15,7 @@ use crate::{
     config::{Memory, Pages},
     scratch::Scratch,
     service,
-    wire::ErrorWire,
+    ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};

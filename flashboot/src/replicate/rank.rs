@@ -8,7 +8,7 @@ use super::{
 use crate::{
     registry::Endpoints,
     service::{Held, Hop, Labels, Members, peer, stall},
-    wire::ErrorWire,
+    ErrorWire,
 };
 use flashboot_core::{Arena, Error, Kind, Result, ShardId, replica::Policy, schedule::Rank};
 use flashboot_driver::{Limits, Observer, Step, replicate};

@@ -11,7 +11,7 @@ use crate::{
     config::{Memory, Pages},
     registry::{Registry, Settings},
     service,
-    wire::ErrorWire,
+    ErrorWire,
 };
 use flashboot_channel::{Endpoint, Security, SecurityConfig};
 use flashboot_core::{Arena, ArenaSpec, Error, Kind, Result};
