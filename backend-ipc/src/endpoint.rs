@@ -1,11 +1,6 @@
 //! One socket, its lock and its thread, for as long as somebody exports by it.
 
-use crate::{
-    config::IpcConfig,
-    error::failed,
-    registry::Registry,
-    responder::Responder,
-};
+use crate::{config::IpcConfig, error::failed, registry::Registry, responder::Responder};
 use flashboot_channel::local::{Lock, directory, sweep};
 use flashboot_core::{Error, Kind, Result};
 use rustix::{

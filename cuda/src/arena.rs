@@ -14,8 +14,8 @@ use crate::{
     words::DeviceWords,
 };
 use allocate::allocate;
-pub use attach::Attach;
 pub use allocate::{CudaArenaConfig, Dropped, Want};
+pub use attach::Attach;
 use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,

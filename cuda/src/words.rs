@@ -87,7 +87,13 @@ impl DeviceWords {
         queued.and(done)?;
         let (words, _) = slots.as_slice().as_chunks::<8>();
         let mirror = words.iter().map(|word| AtomicU64::new(u64::from_le_bytes(*word))).collect();
-        Ok(Self(Arc::new(Inner { context: context.clone(), at, mirror, line: None, failed: OnceLock::new() })))
+        Ok(Self(Arc::new(Inner {
+            context: context.clone(),
+            at,
+            mirror,
+            line: None,
+            failed: OnceLock::new(),
+        })))
     }
 
     /// The error of the first store that did not reach the device. From then on peers may read words that are older
@@ -144,7 +150,8 @@ impl Words for DeviceWords {
     }
 
     fn fence(&self) {
-        let settled = self.0.line.as_ref().map(|line| line.lock().unwrap_or_else(PoisonError::into_inner).settle());
+        let settled =
+            self.0.line.as_ref().map(|line| line.lock().unwrap_or_else(PoisonError::into_inner).settle());
         if let Some(Err(error)) = settled {
             self.0.fail(error);
         }

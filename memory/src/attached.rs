@@ -5,9 +5,7 @@ use crate::{
     mapping::FileId,
     pages,
 };
-use flashboot_core::{
-    Arena, ByteRange, Error, Generation, Kind, Location, Observed, Result, ShardId,
-};
+use flashboot_core::{Arena, ByteRange, Error, Generation, Kind, Location, Observed, Result, ShardId};
 use std::{any::Any, fmt, os::fd::OwnedFd, sync::Arc};
 
 /// A read-only mapping of another process's sealed memfd that holds one whole filling.
@@ -130,8 +128,7 @@ mod tests {
     fn an_attached_arena_shows_its_owners_bytes_outlives_it_and_is_not_written() {
         let (owner, _) =
             HostArena::create(ArenaSpec { payload: 10_000, shards: 1 }, &HostArenaConfig::default()).unwrap();
-        let expected =
-            Expected { payload: 10_000, capacity: owner.capacity(), shards: 1 };
+        let expected = Expected { payload: 10_000, capacity: owner.capacity(), shards: 1 };
         let fd = || owner.as_fd().try_clone_to_owned().unwrap();
         let generation = Generation::from_random(3);
         let e = AttachedArena::map(fd(), expected, generation, None).unwrap_err();
@@ -140,7 +137,8 @@ mod tests {
         owner.begin(generation);
         owner.publish(ShardId(0), 10_000).unwrap();
         let kept = Arc::new(());
-        let attached = AttachedArena::map(fd(), expected, generation, Some(Arc::<()>::clone(&kept) as _)).unwrap();
+        let attached =
+            AttachedArena::map(fd(), expected, generation, Some(Arc::<()>::clone(&kept) as _)).unwrap();
         drop(owner);
         let mut found = [0; 100];
         attached.copy_out(9_900, &mut found).unwrap();

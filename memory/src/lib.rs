@@ -29,8 +29,8 @@ mod seals;
 mod stream;
 mod words;
 
-pub use attached::AttachedArena;
 pub use arena::{HostArena, OwnedPart, OwnedRange};
+pub use attached::AttachedArena;
 pub use buffer::Buffer;
 pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
 pub use engine::{CopyEngine, CopyEngineConfig};

@@ -57,3 +57,22 @@ impl Policy {
         uid == 0 || self.admits_reader(uid, gid)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ones_own_user_and_those_that_were_named_are_let_in_and_root_only_as_a_server() {
+        let own = rustix::process::geteuid().as_raw();
+        let (other, another) = (own.wrapping_add(1000), own.wrapping_add(1001));
+        let alone = Policy::new(&[], &[]);
+        assert!(alone.admits_reader(own, other) && !alone.admits_reader(other, own) && !alone.is_shared());
+        assert!(alone.admits_source(0, 0) && !alone.admits_source(other, own));
+        let shared = Policy::new(&[other], &[another]);
+        assert!(
+            shared.is_shared() && shared.admits_reader(other, 5) && shared.admits_reader(another, another)
+        );
+        assert!(!shared.admits_reader(another, other));
+    }
+}

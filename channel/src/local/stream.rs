@@ -140,8 +140,8 @@ impl Wire {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fits = descriptors.len() <= MOST_DESCRIPTORS;
-            let pushed = descriptors.is_empty()
-                || fits && control.push(SendAncillaryMessage::ScmRights(descriptors));
+            let pushed =
+                descriptors.is_empty() || fits && control.push(SendAncillaryMessage::ScmRights(descriptors));
             if !pushed {
                 let detail = format!("{} descriptors with one frame", descriptors.len());
                 return Err(Error::new(Kind::Invalid, "send", detail).with_peer(&self.peer));
@@ -194,7 +194,7 @@ impl Wire {
         mut descriptors: Option<&mut Vec<OwnedFd>>,
         deadline: Instant,
     ) -> Result<bool> {
-        let mut have = 0;
+        let (mut have, mut resets) = (0, 0);
         while have < into.len() {
             let rest = into.get_mut(have..).unwrap_or_default();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -208,6 +208,11 @@ impl Wire {
                     continue;
                 }
                 Err(Errno::INTR) => continue,
+                // It closed with something of ours unread; what it said before may be queued all the same.
+                Err(Errno::CONNRESET) if resets == 0 => {
+                    resets += 1;
+                    continue;
+                }
                 Err(Errno::CONNRESET) => return Err(self.lost("receive")),
                 Err(errno) => return Err(failed("recvmsg", errno, "a frame").with_peer(&self.peer)),
             };
@@ -348,6 +353,17 @@ mod tests {
         let (a, _b) = pair();
         let e = a.send(&full, &[], usize::MAX, Instant::now() + Duration::from_millis(20)).unwrap_err();
         assert_eq!(e.kind(), Kind::Deadline, "nobody reads");
+    }
+
+    #[test]
+    fn what_was_said_before_the_end_is_heard_although_ours_was_not() {
+        let (a, b) = pair();
+        a.send(b"nobody reads this", &[], 100, soon()).unwrap();
+        b.send(b"refused", &[], 100, soon()).unwrap();
+        drop(b);
+        let (said, _) = a.receive(100, 0, soon()).unwrap().unwrap();
+        assert_eq!(said, b"refused");
+        assert!(a.receive(100, 0, soon()).unwrap().is_none());
     }
 
     #[test]

@@ -2,13 +2,16 @@
 
 use super::{ArenaReport, CudaArena, boot_id};
 use crate::{
-    Context, hash::Hasher, import,
+    Context,
+    hash::Hasher,
+    import,
     ops::Access,
+    stream::Stream,
     vmm::{Mapping, Memory},
     words::DeviceWords,
 };
 use flashboot_core::{
-    Arena as _, ArenaSpec, Error, Kind, Location, Locator, Result, ShardId,
+    Arena as _, ArenaSpec, ByteRange, Error, Kind, Location, Locator, Result, ShardId,
     claims::Claims,
     control::{self, ControlBlock},
 };
@@ -98,6 +101,29 @@ impl CudaArena {
             return Err(Error::new(Kind::StaleGeneration, "attach", detail));
         }
         Ok(Arc::new(arena))
+    }
+
+    /// Copies payload bytes `range` of `from`, which lies in the same GPU, to the same place here. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for another GPU's arena or past either payload, [`Kind::Busy`] while somebody owns a byte of the range;
+    /// the driver's.
+    pub fn copy_from(&self, from: &Self, range: ByteRange) -> Result<()> {
+        if !self.context().is(from.context()) {
+            let detail = "the arena to copy from is another GPU's";
+            return Err(Error::new(Kind::Invalid, "copy from", detail));
+        }
+        let _writes = self.claim(range)?;
+        let _reads = from.claims.claim(range)?;
+        let (to, source) = (self.inside("copy from", range)?, from.inside("copy from", range)?);
+        let stream = Stream::new(self.context())?;
+        let queued = self.context().call(|ops| {
+            // SAFETY: both ends were checked to be inside their payloads, which `self` and `from` keep mapped, and are
+            // claimed, until the stream is synchronised below.
+            unsafe { ops.copy_dtod(to, source, range.len(), stream.object()) }
+        });
+        let done = stream.synchronize();
+        queued.and(done)
     }
 
     /// Whether the payload may be written through this mapping.

@@ -412,8 +412,7 @@ fn an_attached_arena_shows_its_owners_bytes_and_is_not_written() {
     let payload = 5 * BLOCK + 100;
     let source = arena(&context, payload);
     let fd = source.export_fd().unwrap();
-    let attach =
-        |locator: &Locator| CudaArena::attach(&context, fd.as_fd(), locator, Attach::Read, None);
+    let attach = |locator: &Locator| CudaArena::attach(&context, fd.as_fd(), locator, Attach::Read, None);
     assert_eq!(attach(&locator(&source)).unwrap_err().kind(), Kind::StaleGeneration, "nothing is there yet");
     source.copy_in(0, &pattern(payload, 1)).unwrap();
     source.begin(Generation::from_random(GENERATION));
@@ -441,6 +440,16 @@ fn an_attached_arena_shows_its_owners_bytes_and_is_not_written() {
     assert_eq!(attached.digests(whole, BLOCK).unwrap(), expected(&found, BLOCK));
     let seen = attached.observe(ShardId(0));
     assert_eq!((seen.generation, seen.progress), (Some(Generation::from_random(GENERATION)), payload));
+    let private = arena(&context, payload);
+    private.copy_from(&attached, ByteRange::new(0, BLOCK)).unwrap();
+    private.copy_from(&attached, ByteRange::new(BLOCK, payload)).unwrap();
+    assert_eq!(private.digests(whole, BLOCK).unwrap(), expected(&found, BLOCK));
+    assert_eq!(attached.copy_from(&private, whole).unwrap_err().kind(), Kind::Permission);
+    assert_eq!(
+        private.copy_from(&attached, ByteRange::new(0, payload + 1)).unwrap_err().kind(),
+        Kind::Invalid
+    );
+    drop(private);
     attached.retire();
     attached.begin(Generation::from_random(1));
     assert_eq!(source.observe(ShardId(0)).generation, Some(Generation::from_random(GENERATION)));

@@ -12,10 +12,10 @@ use super::{
     worker::secured,
 };
 use crate::{
+    ErrorWire,
     config::{Memory, Pages},
     scratch::Scratch,
     service,
-    ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};
