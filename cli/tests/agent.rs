@@ -122,14 +122,25 @@ fn staged_and_held_images_are_loaded_in_the_order_of_the_sources() {
     let skipped: Vec<_> = report["skips"].as_array().unwrap().iter().map(|skip| &skip["kind"]).collect();
     assert_eq!(skipped, ["held", "staged"], "it was asked, and had nothing: {report}");
     let entry = node.ok(&["stage", text(&node.image), "--priority", "-3"]);
-    assert_eq!((&entry["state"], &entry["held"], &entry["priority"]), (&"ready".into(), &false.into(), &(-3).into()));
+    assert_eq!(
+        (&entry["state"], &entry["held"], &entry["priority"]),
+        (&"ready".into(), &false.into(), &(-3).into())
+    );
     let report = node.load(&[]);
-    assert_eq!((source(&report), &report["bytes_read"]), ("staged", &0.into()), "nothing is read from disk: {report}");
+    assert_eq!(
+        (source(&report), &report["bytes_read"]),
+        ("staged", &0.into()),
+        "nothing is read from disk: {report}"
+    );
     assert_eq!(report["bytes_copied"], node.payload().len());
     let entry = node.ok(&["hold", text(&node.image)]);
     assert_eq!((&entry["held"], &entry["place"]), (&true.into(), &"host".into()));
     let report = node.load(&[]);
-    assert_eq!((source(&report), &report["bytes_copied"]), ("held", &0.into()), "it is used where it is: {report}");
+    assert_eq!(
+        (source(&report), &report["bytes_copied"]),
+        ("held", &0.into()),
+        "it is used where it is: {report}"
+    );
     let report = node.load(&["--attach", "private"]);
     assert_eq!((source(&report), &report["bytes_copied"]), ("held", &node.payload().len().into()));
     let report = node.load(&["--sources", "staged,image"]);
@@ -175,7 +186,8 @@ fn an_agent_killed_at_any_moment_leaves_nothing_ready_and_the_next_one_works() {
         let ended = staging.ended();
         let said = staging.object();
         let whole = ended.success() && said["state"] == "ready";
-        let lost = !ended.success() && ["source-lost", "unavailable"].iter().any(|k| said["error"]["kind"] == *k);
+        let lost =
+            !ended.success() && ["source-lost", "unavailable"].iter().any(|k| said["error"]["kind"] == *k);
         assert!(whole || lost, "{moment} ms: {said}");
         // Its socket is still there; a load goes on without it.
         assert!(node.sockets().join("agent.sock").exists());
@@ -260,7 +272,10 @@ fn what_it_keeps_is_shown_by_http() {
     }
     let status: Value = serde_json::from_str(&get(&at, "/status").1).unwrap();
     let entry = &status["agent"]["entries"][0];
-    assert_eq!((&entry["rank"], &entry["verified"]), (&"target-0-0-0-0".into(), &node.payload().len().into()));
+    assert_eq!(
+        (&entry["rank"], &entry["verified"]),
+        (&"target-0-0-0-0".into(), &node.payload().len().into())
+    );
 }
 
 #[test]
@@ -308,7 +323,7 @@ fn an_agent_that_dies_under_a_load_is_left_and_the_image_goes_on() {
 fn an_agent_that_cannot_pin_is_no_reason_to_read_the_disk() {
     let mut node = Node::new(true);
     let mut command = node.command(&["agent", "--limit", "1GiB"]);
-    command.env("FLASHBOOT_CUDA_SIM_FAULTS", "cuMemHostRegister:*:OUT_OF_MEMORY");
+    command.env("FLASHBOOT_CUDA_SIM_FAULTS", "cuMemHostRegister_v2:*:OUT_OF_MEMORY");
     let mut agent = Proc::start(command);
     agent.object();
     node.agent = Some(agent);

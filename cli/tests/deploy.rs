@@ -57,7 +57,8 @@ fn unit(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
             Some(name) => name.clone_into(&mut section),
             None => {
                 let (key, value) = line.split_once('=').unwrap_or_else(|| panic!("{line}"));
-                let first = sections.entry(section.clone()).or_default().insert(key.to_owned(), value.to_owned());
+                let first =
+                    sections.entry(section.clone()).or_default().insert(key.to_owned(), value.to_owned());
                 assert_eq!(first, None, "{key} twice");
             }
         }
@@ -113,7 +114,10 @@ fn the_daemon_set_starts_an_agent_and_its_probes_are_verbs() {
     let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     let args = words(&container["args"]);
     let directory = args[1 + args.iter().position(|arg| arg == "--agent").unwrap()].clone();
-    assert!(directory.strip_prefix(mount).is_some_and(|rest| rest.starts_with('/')), "one below the volume's");
+    assert!(
+        directory.strip_prefix(mount).is_some_and(|rest| rest.starts_with('/')),
+        "one below the volume's"
+    );
     starts(&Place::new(), &args.iter().map(String::as_str).collect::<Vec<_>>(), &directory);
     for probe in ["startupProbe", "livenessProbe"] {
         let command = words(&container[probe]["exec"]["command"]);
@@ -148,7 +152,10 @@ fn the_image_has_the_program_where_unit_and_daemon_set_look_for_it() {
     let manifest = fs::read_to_string(manifest).unwrap();
     let oldest = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")).unwrap();
     let oldest = oldest.trim_end_matches('"');
-    assert!(said["FROM"][0].starts_with(&format!("rust:{oldest}-")), "the compiler that the workspace asks for");
+    assert!(
+        said["FROM"][0].starts_with(&format!("rust:{oldest}-")),
+        "the compiler that the workspace asks for"
+    );
     assert!(said["RUN"].iter().any(|run| run.contains("--locked") && run.contains("-p flashboot-cli")));
 }
 

@@ -15,7 +15,7 @@ use flashboot_memory::HostArena;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Instant,
@@ -65,6 +65,9 @@ fn fill(agent: &Inner, thing: &Thing) -> Result<Kept> {
     let Key { image, rank, place } = &thing.key;
     let spec = ArenaSpec { payload: thing.digests.payload(), shards: 1 };
     stop(&thing.cancel)?;
+    // Open no longer than it is read: what replaces it on the disk gets its room.
+    let file = thing.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let file = file.ok_or_else(|| Error::new(Kind::Invalid, "agent", "it was filled before"))?;
     let (arena, context): (Arc<dyn Arena>, _) = match place {
         Place::Host => (HostArena::create(spec, &agent.config.memory)?.0, None),
         Place::Gpu(uuid) => {
@@ -80,13 +83,7 @@ fn fill(agent: &Inner, thing: &Thing) -> Result<Kept> {
         tracing::warn!(image, rank, %error, "not from what was staged: read from its file");
     }
     let phases = Phases::default();
-    fill_from(
-        &thing.file,
-        &Stoppable(FileProducer(&thing.file), &thing.cancel),
-        &filling,
-        &agent.config.fill,
-        &phases,
-    )?;
+    fill_from(&file, &Stoppable(FileProducer(&file), &thing.cancel), &filling, &agent.config.fill, &phases)?;
     if !filling.is_complete() {
         return Err(Error::new(Kind::SourceLost, "agent", "bytes are missing, and nobody said why"));
     }

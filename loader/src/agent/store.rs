@@ -96,7 +96,8 @@ pub(super) struct Thing {
     pub(super) id: Id,
     pub(super) key: Key,
     pub(super) digests: Arc<Digests>,
-    pub(super) file: SourceFile,
+    /// Until it is filled.
+    pub(super) file: Mutex<Option<SourceFile>>,
     /// It was given up: whoever fills it stops.
     pub(super) cancel: AtomicBool,
     pub(super) filling: OnceLock<Arc<Filling>>,
@@ -204,7 +205,7 @@ impl Inner {
             id,
             key,
             digests,
-            file,
+            file: Mutex::new(Some(file)),
             cancel: AtomicBool::new(false),
             filling: OnceLock::new(),
             kept: OnceLock::new(),

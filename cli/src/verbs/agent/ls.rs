@@ -58,9 +58,8 @@ fn text(status: &Status) -> String {
                 format!("{what}: {}%", u128::from(listed.verified) * 100 / u128::from(entry.bytes.max(1)))
             }
         };
-        let lease = entry.lease_left_ms.map_or_else(String::new, |left| {
-            format!(", {} left", human::ms(left as f64))
-        });
+        let lease =
+            entry.lease_left_ms.map_or_else(String::new, |left| format!(", {} left", human::ms(left as f64)));
         table.row(vec![
             entry.image.chars().take(12).collect(),
             entry.rank.clone(),
