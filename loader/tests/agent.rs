@@ -537,3 +537,56 @@ fn too_many_clients_are_refused_and_those_that_go_make_room() {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn an_agent_that_answers_nonsense_is_an_error_and_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let grant = json!({ "payload": 1, "capacity": 1, "shards": 1, "generation": 1, "place": "host" });
+    let retired = json!({ "payload": 1, "capacity": 1, "shards": 1, "generation": 0, "place": "host" });
+    let null = File::open("/dev/null").unwrap();
+    let cases: [(Value, Vec<BorrowedFd<'_>>, Kind, &str); 7] = [
+        (json!("what"), vec![], Kind::Protocol, "none of the agent's"),
+        (json!({ "listed": 5 }), vec![], Kind::Protocol, "none of the agent's"),
+        (json!({ "pushed": { "bytes": 1, "pin_ms": 0.0 } }), vec![], Kind::Protocol, "something else"),
+        (json!({ "attached": grant }), vec![], Kind::Protocol, "no descriptor"),
+        (json!({ "attached": grant }), vec![null.as_fd(), null.as_fd()], Kind::Protocol, "descriptors"),
+        (json!({ "attached": retired }), vec![null.as_fd()], Kind::Protocol, "holds nothing"),
+        (Value::Null, vec![], Kind::SourceLost, "without an answer"),
+    ];
+    for (number, (reply, descriptors, kind, said)) in cases.into_iter().enumerate() {
+        let socket = dir.path().join(format!("{number}.sock"));
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let config = ClientConfig { socket, allow_uids: vec![], allow_gids: vec![] };
+        let key = Key { image: "i".into(), rank: "r".into(), place: Place::Host };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let wire = Wire::new(listener.accept().unwrap().0, "a client").unwrap();
+                wire.receive(1 << 20, 1, Instant::now() + LIMIT).unwrap().unwrap();
+                if !reply.is_null() {
+                    let frame = serde_json::to_vec(&reply).unwrap();
+                    wire.send(&frame, &descriptors, 1 << 20, Instant::now() + LIMIT).unwrap();
+                }
+            });
+            let e = Client::dial(&config).unwrap().attach(&key, false).unwrap_err();
+            assert!(e.kind() == kind && e.detail().contains(said), "{reply}: {e}");
+        });
+    }
+    // A descriptor that is no sealed memfd is not mapped.
+    let sized = tempfile::NamedTempFile::new().unwrap();
+    sized.as_file().set_len(1 << 20).unwrap();
+    let socket = dir.path().join("file.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let client = ClientConfig { socket, allow_uids: vec![], allow_gids: vec![] };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let wire = Wire::new(listener.accept().unwrap().0, "a client").unwrap();
+            wire.receive(1 << 20, 1, Instant::now() + LIMIT).unwrap().unwrap();
+            let frame = serde_json::to_vec(&json!({ "attached": grant })).unwrap();
+            wire.send(&frame, &[sized.as_file().as_fd()], 1 << 20, Instant::now() + LIMIT).unwrap();
+        });
+        let key = Key { image: "i".into(), rank: "r".into(), place: Place::Host };
+        let attached = Client::dial(&client).unwrap().attach(&key, false).unwrap();
+        let e = flashboot_loader::agent::AttachedProducer::map(attached).unwrap_err();
+        assert_eq!(e.kind(), Kind::Permission, "{e}");
+    });
+}

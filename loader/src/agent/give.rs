@@ -2,16 +2,17 @@
 
 use super::{
     ledger::{Key, Place},
-    protocol::{Grant, Reply},
+    protocol::{Grant, HEARTBEAT, Reply},
     session::Session,
-    store::{Kept, host},
+    store::{Kept, Thing, host},
 };
 use crate::pipeline::{Filling, Phases, push_pinned};
 use flashboot_core::{ByteRange, Error, Kind, Location, Locator, Result};
 use flashboot_cuda::{Attach, CudaArena};
 use std::{
     os::fd::{AsFd as _, OwnedFd},
-    sync::Arc,
+    sync::{Arc, mpsc},
+    thread,
     time::Duration,
 };
 
@@ -48,6 +49,31 @@ impl Session<'_> {
         self.agent.attach(&thing, self.client)
     }
 
+    /// Does `work`, which may take long, and gives the client signs of life.
+    fn meanwhile<T: Send>(&self, thing: &Thing, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let (done, wait) = mpsc::sync_channel(1);
+        thread::scope(|scope| {
+            let spawned = thread::Builder::new().spawn_scoped(scope, move || {
+                // Nobody waits any more: the client has gone.
+                let _ = done.send(work());
+            });
+            spawned.map_err(|e| Error::from_io("clone", &e, "a thread that pins"))?;
+            loop {
+                match wait.recv_timeout(HEARTBEAT) {
+                    Ok(outcome) => return outcome,
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        let total = thing.digests.payload();
+                        self.reply(&Reply::Progress { done: 0, total }, &[])?;
+                    }
+                    Err(mpsc::RecvTimeoutError::Disconnected) => {
+                        let detail = "pinning panicked: a defect of flashboot's";
+                        return Err(Error::new(Kind::Io, "push", detail));
+                    }
+                }
+            }
+        })
+    }
+
     /// Fills the client's arena. The client verifies what landed: nothing that is said here is taken on trust.
     pub(super) fn push(
         &self,
@@ -71,7 +97,7 @@ impl Session<'_> {
         self.agent.attach(&thing, self.client)?;
         let push = || -> Result<(u64, Duration)> {
             let context = self.agent.gpu(uuid)?;
-            let (pins, pinning) = self.agent.pins(&thing, &context)?;
+            let (pins, pinning) = self.meanwhile(&thing, || self.agent.pins(&thing, &context))?;
             let arena = CudaArena::attach(&context, descriptor.as_fd(), into, Attach::Write, None)?;
             // The client compares: here it is only said what has been copied.
             let filling = Arc::new(Filling::new(arena, None)?);

@@ -82,7 +82,7 @@ impl Source for StagedSource {
                     return Err(e);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the agent does not push; this process copies by itself")
+                    tracing::warn!(%error, "the agent does not push; this process copies by itself");
                 }
             }
         }
