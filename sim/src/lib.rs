@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod curve;
 mod error;
 mod fabric;
 mod failure;
@@ -30,6 +31,7 @@ pub use advise::{Advice, Goal, Tried, advise};
 pub use error::Error;
 pub use load::{Load, Loaded, load};
 pub use outcome::{CloneTime, Filled, LinkUse, Outcome, Span};
+pub use curve::Curve;
 pub use profile::{Asking, Copy, Gpu, Memory, Network, Profile, Shape, Turns};
 pub use queue::Queue;
 pub use scenario::{Chunk, Scenario, Slow, Topology};

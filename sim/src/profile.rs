@@ -1,6 +1,6 @@
 //! What a machine is like, as data: a TOML file, built in or the user's own.
 
-use crate::Error;
+use crate::{Curve, Error};
 use serde::Deserialize;
 
 const BUILT_IN: [(&str, &str); 5] = [
@@ -97,7 +97,7 @@ pub struct Turns {
 }
 
 /// What one copy over a link costs.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copy {
     /// One copy alone.
@@ -109,6 +109,9 @@ pub struct Copy {
     /// Standard deviation of `chunk_us`.
     #[serde(default)]
     pub jitter_us: f64,
+    /// Rates of copies by their size, where `chunk_us` does not describe them; both together add up.
+    #[serde(default)]
+    pub curve: Option<Curve>,
     /// From a source's publishing to a waiting reader's knowing.
     pub look_us: f64,
     /// Importing and mapping a source's memory.
@@ -118,7 +121,7 @@ pub struct Copy {
 }
 
 /// A network of hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// What a copy costs, `rate` for one connection.
@@ -231,10 +234,10 @@ impl Profile {
         if let Some(turns) = self.gpu.turns {
             turns.check()?;
         }
-        for (name, copy) in [("local", self.local), ("nvlink", self.nvlink)] {
-            copy.map_or(Ok(()), |copy| copy.check(name))?;
+        for (name, copy) in [("local", &self.local), ("nvlink", &self.nvlink)] {
+            copy.as_ref().map_or(Ok(()), |copy| copy.check(name))?;
         }
-        if let Some(network) = self.network {
+        if let Some(network) = &self.network {
             network.copy.check("network.copy")?;
             rate("network.rail", network.rail)?;
             optional("network.uplink", network.uplink)?;
@@ -287,6 +290,9 @@ impl Copy {
             ("detect_ms", self.detect_ms),
         ] {
             cost(&format!("{of}.{what}"), value)?;
+        }
+        if let Some(curve) = &self.curve {
+            curve.check(of, self.rate)?;
         }
         if self.jitter_us > 0.0 && self.chunk_us == 0.0 {
             return Err(format!(
@@ -347,6 +353,7 @@ mod tests {
             ("start_us = ", "start_us = -", "nvlink.start_us"),
             ("chunk_us = 6.71", "chunk_us = 0.0", "nvlink.jitter_us"),
             ("sockets = 2", "sockets = 9", "memory.sockets"),
+            ("look_us = 8.5", "look_us = 8.5\ncurve = [[1, 1e9], [1, 2e9]]", "nvlink.curve"),
         ] {
             assert!(good.contains(is), "{is}");
             let text = good.replacen(is, becomes, 1);

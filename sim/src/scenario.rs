@@ -271,12 +271,15 @@ impl Scenario {
 
 /// What a chunk costs by the profile, at the link by which most is read there.
 fn costs(profile: &Profile) -> ChunkCosts {
-    let nvlink = profile.nvlink.filter(|_| profile.shape.gpus_per_host > 1 || profile.shape.hosts > 1);
-    let network = profile.network.map(|network| network.copy).filter(|_| profile.shape.hosts_per_domain == 1);
-    let Some(copy) = network.or(nvlink).or(profile.local) else { return ChunkCosts::NVLINK };
+    let shape = profile.shape;
+    let nvlink = profile.nvlink.as_ref().filter(|_| shape.gpus_per_host > 1 || shape.hosts > 1);
+    let network = profile.network.as_ref().map(|network| &network.copy).filter(|_| shape.hosts_per_domain == 1);
+    let Some(copy) = network.or(nvlink).or(profile.local.as_ref()) else { return ChunkCosts::NVLINK };
     // Who waits for a chunk waits for a turn too.
     let turn = profile.gpu.turns.map_or(0.0, |turns| turns.change_us);
-    let micros = copy.chunk_us + copy.look_us + turn;
+    // A curve is taken at its end: chunks are large.
+    let beyond = copy.curve.as_ref().map_or(0, |curve| curve.beyond(u64::MAX, copy.rate));
+    let micros = copy.chunk_us + copy.look_us + turn + beyond as f64 / 1e3;
     ChunkCosts {
         per_chunk: Duration::from_nanos((micros * 1e3) as u64),
         rate: copy.rate * profile.gpu.duplex,

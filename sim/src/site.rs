@@ -63,7 +63,7 @@ impl<'p> Site<'p> {
     }
 
     fn rail(&self, gpu: u32) -> u32 {
-        let rails = self.profile.network.map_or(1, |network| network.rails);
+        let rails = self.profile.network.as_ref().map_or(1, |network| network.rails);
         gpu % self.profile.shape.gpus_per_host.max(1) % rails.max(1)
     }
 
@@ -79,7 +79,7 @@ impl<'p> Site<'p> {
             gpu: Some(format!("gpu-{gpu}")),
             nics: Vec::new(),
             domain: Some(format!("domain-{}", host / self.profile.shape.hosts_per_domain.max(1))),
-            rail: self.profile.network.map(|_| format!("rail-{}", self.rail(gpu))),
+            rail: self.profile.network.as_ref().map(|_| format!("rail-{}", self.rail(gpu))),
             rack: Some(format!("rack-{}", self.rack(gpu))),
         }
     }
@@ -87,7 +87,7 @@ impl<'p> Site<'p> {
     /// Every port by which something can get out of or into a GPU.
     pub(crate) fn around(&self, gpu: u32) -> Vec<Port> {
         let mut ports = vec![Port::Memory(gpu), Port::Out(gpu), Port::In(gpu)];
-        if let Some(network) = self.profile.network {
+        if let Some(network) = &self.profile.network {
             let (host, rail, rack) = (self.host(gpu), self.rail(gpu), self.rack(gpu));
             ports.extend([Port::Send(host, rail), Port::Receive(host, rail)]);
             if network.uplink.is_some() {
@@ -104,25 +104,25 @@ impl<'p> Site<'p> {
         source: u32,
         reader: u32,
         factor: f64,
-    ) -> Result<(FlowId, Copy), Error> {
+    ) -> Result<(FlowId, &'p Copy), Error> {
         let profile = self.profile;
         let apart = distance(&self.place(source), &self.place(reader));
         // Between GPUs of one host is NVLink too, where the placement counts it among the host's own links.
         let (name, copy, ports) = match (apart, apart.link()) {
-            (Distance::SameGpu, _) => ("local", profile.local, vec![Port::Memory(source)]),
+            (Distance::SameGpu, _) => ("local", profile.local.as_ref(), vec![Port::Memory(source)]),
             (_, Link::Local | Link::Nvlink) => {
-                ("nvlink", profile.nvlink, vec![Port::Out(source), Port::In(reader)])
+                ("nvlink", profile.nvlink.as_ref(), vec![Port::Out(source), Port::In(reader)])
             }
             (_, Link::Network) => {
                 let (from, to) = (self.host(source), self.host(reader));
                 let mut ports =
                     vec![Port::Send(from, self.rail(source)), Port::Receive(to, self.rail(reader))];
                 if self.rack(source) != self.rack(reader)
-                    && profile.network.is_some_and(|n| n.uplink.is_some())
+                    && profile.network.as_ref().is_some_and(|n| n.uplink.is_some())
                 {
                     ports.extend([Port::Up(self.rack(source)), Port::Down(self.rack(reader))]);
                 }
-                ("network", profile.network.map(|network| network.copy), ports)
+                ("network", profile.network.as_ref().map(|network| &network.copy), ports)
             }
         };
         let copy = copy.ok_or_else(|| Error::NoLink {
@@ -140,6 +140,7 @@ impl<'p> Site<'p> {
             return *link;
         }
         let Profile { gpu, local, network, .. } = self.profile;
+        let (local, network) = (local.as_ref(), network.as_ref());
         let link = fabric.link(match port {
             Port::Memory(_) => local.map_or(gpu.egress, |copy| copy.rate),
             Port::Out(_) => gpu.egress,

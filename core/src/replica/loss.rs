@@ -72,7 +72,7 @@ impl Replica {
         }
         let busy: BTreeSet<_> = self.in_flight.values().copied().collect();
         let mut lost = Vec::new();
-        for (source, link) in &mut self.links {
+        for (source, link) in self.links.iter_mut() {
             if let Link::Draining(cause) = link
                 && !busy.contains(source)
             {
@@ -97,10 +97,9 @@ impl Replica {
                 self.stop(Error::new(Kind::SourceLost, "replicate", detail), out);
                 continue;
             }
-            let from = work
-                .chunks
-                .front()
-                .map_or(0, |chunk| chunk.range.start - self.geometry.shard_range(work.shard).start);
+            let first = work.chunks.first().and_then(|index| self.geometry.chunk_at(work.shard, index));
+            let from =
+                first.map_or(0, |chunk| chunk.range.start - self.geometry.shard_range(work.shard).start);
             out.push(Command::Seek { lost: source, shard: work.shard, from, cause });
         }
         if let Phase::Stopping(cause) = &self.phase
@@ -113,7 +112,7 @@ impl Replica {
     }
 
     pub(super) fn end(&mut self, out: &mut Vec<Command>) {
-        for (source, link) in std::mem::take(&mut self.links) {
+        for (source, link) in std::mem::take(&mut self.links).into_iter() {
             if matches!(link, Link::Up) {
                 out.push(Command::Detach { source });
             }

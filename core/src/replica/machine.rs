@@ -1,6 +1,6 @@
 //! The machine itself: state, what begins and what lands; how sources are lost is in `loss`.
 
-use super::{Command, Event, Policy};
+use super::{Command, Event, Policy, few::Few, todo::Todo};
 use crate::{
     ChunkRef, Error, Geometry, Kind, PeerId, Retry, ShardId,
     schedule::{Gate, Rank, Schedule},
@@ -58,12 +58,12 @@ pub(super) enum Link {
     Seeking(Error),
 }
 
-/// A leg and what is still to be pulled of it, in order.
+/// A leg and what is still to be pulled of it.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) source: PeerId,
     pub(super) shard: ShardId,
-    pub(super) chunks: VecDeque<ChunkRef>,
+    pub(super) chunks: Todo,
 }
 
 /// What of one shard is verified.
@@ -92,11 +92,12 @@ pub struct Replica {
     gate: Gate,
     held: Vec<ShardId>,
     pub(super) work: VecDeque<Work>,
-    verified: BTreeMap<ShardId, Verified>,
-    pub(super) links: BTreeMap<PeerId, Link>,
+    /// By shard.
+    verified: Vec<Verified>,
+    pub(super) links: Few<PeerId, Link>,
     /// What each source was last seen to have.
-    words: BTreeMap<(PeerId, ShardId), u64>,
-    pub(super) in_flight: BTreeMap<ChunkRef, PeerId>,
+    words: Few<(PeerId, ShardId), u64>,
+    pub(super) in_flight: Few<ChunkRef, PeerId>,
     /// Blocks found bad and not yet replaced, by chunk, and how often the chunk was tried at this source.
     pub(super) damaged: BTreeMap<ChunkRef, (BTreeSet<u64>, u32)>,
     /// The word that is waited for, and when to give up.
@@ -113,7 +114,7 @@ impl Replica {
         let work = legs.into_iter().map(|leg| Work {
             source: leg.source,
             shard: leg.shard,
-            chunks: geometry.chunks(leg.shard).collect(),
+            chunks: Todo::new(geometry.chunks_in(leg.shard)),
         });
         Self {
             policy: Policy { depth: policy.depth.max(1), ..policy },
@@ -121,10 +122,10 @@ impl Replica {
             gate,
             held,
             work: work.collect(),
-            verified: BTreeMap::new(),
-            links: BTreeMap::new(),
-            words: BTreeMap::new(),
-            in_flight: BTreeMap::new(),
+            verified: (0..geometry.shards()).map(|_| Verified::default()).collect(),
+            links: Few::default(),
+            words: Few::default(),
+            in_flight: Few::default(),
             damaged: BTreeMap::new(),
             watch: None,
             losses: 0,
@@ -193,7 +194,9 @@ impl Replica {
         self.phase = Phase::Running;
         for shard in self.held.clone() {
             let bytes = self.geometry.shard_range(shard).len();
-            self.verified.entry(shard).or_default().prefix = bytes;
+            if let Some(verified) = self.verified.get_mut(shard.0 as usize) {
+                verified.prefix = bytes;
+            }
             out.push(Command::Publish { shard, bytes });
         }
         let sources: BTreeSet<_> = self.work.iter().map(|work| work.source).collect();
@@ -217,8 +220,8 @@ impl Replica {
     }
 
     fn on_seen(&mut self, source: PeerId, shard: ShardId, bytes: u64) {
-        let word = self.words.entry((source, shard)).or_default();
-        *word = bytes.max(*word);
+        let known = self.words.get(&(source, shard)).copied().unwrap_or(0);
+        self.words.insert((source, shard), bytes.max(known));
         if self.watch.is_some_and(|(s, h, at_least, _)| (s, h) == (source, shard) && bytes >= at_least) {
             self.watch = None;
         }
@@ -232,7 +235,7 @@ impl Replica {
             self.repaired = self.repaired.saturating_add(blocks.len() as u64);
         }
         let shard = self.geometry.shard_range(chunk.shard);
-        let verified = self.verified.entry(chunk.shard).or_default();
+        let Some(verified) = self.verified.get_mut(chunk.shard.0 as usize) else { return };
         let before = verified.prefix;
         let at = chunk.range.start - shard.start;
         if at == before {
@@ -290,11 +293,10 @@ impl Replica {
         false
     }
 
-    /// Puts a chunk back, in order, into the work of its source.
+    /// Puts a chunk back into the work of its source.
     fn requeue(&mut self, source: PeerId, chunk: ChunkRef) {
         if let Some(work) = self.work.iter_mut().find(|w| w.source == source && w.shard == chunk.shard) {
-            let at = work.chunks.partition_point(|other| other.index < chunk.index);
-            work.chunks.insert(at, chunk);
+            work.chunks.put_back(chunk.index);
         }
     }
 
@@ -325,7 +327,8 @@ impl Replica {
             if !matches!(self.links.get(&source), Some(Link::Up)) {
                 break;
             }
-            let Some(&chunk) = work.chunks.front() else { break };
+            let first = work.chunks.first().and_then(|index| self.geometry.chunk_at(shard, index));
+            let Some(chunk) = first else { break };
             let whole = self.geometry.shard_range(shard);
             let needed = match self.gate {
                 Gate::Chunk => chunk.range.end - whole.start,
@@ -336,7 +339,7 @@ impl Replica {
                 self.watch_for(now, source, shard, needed, out);
                 break;
             }
-            work.chunks.pop_front();
+            work.chunks.take_first();
             self.in_flight.insert(chunk, source);
             out.push(Command::Pull { source, chunk });
         }

@@ -15,8 +15,10 @@
 //! - it ends, in `Complete` or in `Fail`, as long as every command is answered.
 
 mod event;
+mod few;
 mod loss;
 mod machine;
+mod todo;
 #[cfg(test)]
 mod tests;
 

@@ -26,7 +26,7 @@ pub struct Free {
 impl Free {
     /// The six as `profile` has them; `None` for one without NVLink.
     pub fn of(profile: &Profile) -> Option<Self> {
-        let Copy { rate, start_us, chunk_us, jitter_us, .. } = profile.nvlink?;
+        let &Copy { rate, start_us, chunk_us, jitter_us, .. } = profile.nvlink.as_ref()?;
         let (egress, duplex) = (profile.gpu.egress, profile.gpu.duplex);
         Some(Self { rate, egress, start_us, chunk_us, duplex, jitter_us })
     }

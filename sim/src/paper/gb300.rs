@@ -66,7 +66,7 @@ pub(super) fn last_ms(outcome: &Outcome) -> f64 {
 /// The profile as a microbenchmark sees it that takes the least of 30 runs: without jitter.
 pub(super) fn quiet(profile: &Profile) -> Profile {
     let still = |copy: crate::Copy| crate::Copy { jitter_us: 0.0, ..copy };
-    Profile { nvlink: profile.nvlink.map(still), ..profile.clone() }
+    Profile { nvlink: profile.nvlink.clone().map(still), ..profile.clone() }
 }
 
 /// GB/s of one copy of `bytes`.

@@ -55,7 +55,13 @@ impl World<'_> {
                 failed: node.failed.clone(),
             });
         }
-        let carried = |link: u32| self.carried.get(link as usize).copied().unwrap_or(0);
+        let mut carried = BTreeMap::<_, u64>::new();
+        for hop in &self.hops {
+            for link in self.fabric.links_of(hop.flow) {
+                *carried.entry(*link).or_default() += hop.carried;
+            }
+        }
+        let carried = |link| carried.get(&link).copied().unwrap_or(0);
         let ports = self.site.ports().map(|(port, link)| (port, carried(link), self.fabric.capacity(link)));
         Part {
             replicas,

@@ -15,7 +15,7 @@ use flashboot_core::{
 };
 use std::time::Duration;
 
-impl World<'_> {
+impl<'p> World<'p> {
     pub(super) fn carry_out(&mut self, id: Id, command: Command) -> Result<(), Error> {
         match command {
             Command::Attach { source } => self.attach(id, source)?,
@@ -103,6 +103,7 @@ impl World<'_> {
             detect: nanos(copy.detect_ms * 1e3),
             costs,
             reads: false,
+            carried: 0,
             attached: false,
         });
         self.hop_of.push(id);
@@ -112,8 +113,8 @@ impl World<'_> {
         Ok(id)
     }
 
-    fn costs_of(&mut self, copy: Copy) -> usize {
-        if let Some(at) = self.costs.iter().position(|(known, _)| *known == copy) {
+    fn costs_of(&mut self, copy: &'p Copy) -> usize {
+        if let Some(at) = self.costs.iter().position(|(known, _)| std::ptr::eq(*known, copy)) {
             return at;
         }
         let seed = mix(self.scenario.seed, self.costs.len() as u64);

@@ -96,23 +96,14 @@ impl World<'_> {
         let Some(copying) = node.copying.take() else { return };
         let bytes = copying.job.chunk.range.len();
         self.bytes += bytes;
-        let hop = self.hop(copying.job.hop).copied();
-        for link in hop.map_or(&[][..], |hop| self.fabric.links_of(hop.flow)) {
-            let link = *link as usize;
-            if self.carried.len() <= link {
-                self.carried.resize(link + 1, 0);
-            }
-            if let Some(carried) = self.carried.get_mut(link) {
-                *carried += bytes;
-            }
-        }
+        let Some(hop) = self.hops.get_mut(copying.job.hop as usize) else { return };
+        hop.carried += bytes;
+        let flow = hop.flow;
         if self.scenario.spans {
             self.spanned(id, &copying, now);
         }
         if let Some(turns) = self.profile.gpu.turns {
-            if let Some(hop) = hop {
-                self.fabric.end(hop.flow);
-            }
+            self.fabric.end(flow);
             self.notice_later(id, copying.job, turns);
             self.goes_on(id);
             return;

@@ -82,13 +82,12 @@ struct World<'p> {
     /// Per GPU: until when it hashes what it was given.
     hashing: Vec<u64>,
     /// Drawn costs of a chunk, one list for each kind of link.
-    costs: Vec<(Copy, Costs)>,
+    costs: Vec<(&'p Copy, Costs)>,
     placement: Option<Placement>,
     /// Members that are neither done nor lost.
     left: u64,
     dead: Vec<u32>,
     moves: u64,
-    carried: Vec<u64>,
     spans: Vec<Span>,
     bytes: u64,
     pending: usize,
@@ -166,7 +165,6 @@ impl<'p> World<'p> {
             left,
             dead: Vec::new(),
             moves: 0,
-            carried: Vec::new(),
             spans: Vec::new(),
             bytes: 0,
             pending: 0,
@@ -263,16 +261,17 @@ impl<'p> World<'p> {
 
     /// What `chunk` costs at this hop apart from its bytes, in nanoseconds.
     fn cost_of(&self, hop: &Hop, chunk: ChunkRef) -> u64 {
-        let Some((_, costs)) = self.costs.get(hop.costs) else { return 0 };
+        let Some((copy, costs)) = self.costs.get(hop.costs) else { return 0 };
+        let beyond = copy.curve.as_ref().map_or(0, |curve| curve.beyond(chunk.range.len(), copy.rate));
         if let Some(always) = costs.always() {
-            return always as u64;
+            return always as u64 + beyond;
         }
-        let Some(member) = self.members.get(hop.reader as usize) else { return 0 };
+        let Some(member) = self.members.get(hop.reader as usize) else { return beyond };
         let word = u64::from(member.rank) << 52
             ^ u64::from(member.replica) << 32
             ^ u64::from(chunk.shard.0) << 20
             ^ chunk.index;
-        costs.of(mix(self.scenario.seed, word)) as u64
+        costs.of(mix(self.scenario.seed, word)) as u64 + beyond
     }
 }
 

@@ -113,6 +113,8 @@ pub(super) struct Hop {
     pub(super) costs: usize,
     /// Whether the first copy has begun and the last has not ended.
     pub(super) reads: bool,
+    /// Bytes of copies that have ended.
+    pub(super) carried: u64,
     pub(super) attached: bool,
 }
 

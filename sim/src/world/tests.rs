@@ -55,7 +55,8 @@ fn any_profile() -> impl Strategy<Value = Profile> {
 
 /// The least time in which a clone can have its bytes: its fastest link's rate.
 fn fastest(profile: &Profile) -> f64 {
-    let rates = [profile.local, profile.nvlink, profile.network.map(|network| network.copy)];
+    let network = profile.network.as_ref().map(|network| &network.copy);
+    let rates = [profile.local.as_ref(), profile.nvlink.as_ref(), network];
     rates.into_iter().flatten().map(|copy| copy.rate).fold(0.0, f64::max)
 }
 
@@ -273,7 +274,7 @@ fn unequal_hops_are_the_same_whoever_is_simulated_together() {
     let whole = Profile::built_in("h100-roce").unwrap();
     // One device for all GPUs of a host joins its ranks in one part. Nothing else is different, as only one of them is wide.
     let wide = |rails| {
-        let network = whole.network.map(|n| crate::Network { rails, rail: 1e15, ..n });
+        let network = whole.network.clone().map(|n| crate::Network { rails, rail: 1e15, ..n });
         Profile { network, ..whole.clone() }
     };
     let scenario = Scenario {
@@ -285,4 +286,24 @@ fn unequal_hops_are_the_same_whoever_is_simulated_together() {
     };
     let times = |rails| simulate(&wide(rails), &scenario).unwrap().clones;
     assert_eq!(times(1), times(8));
+}
+
+#[test]
+fn a_links_curve_is_what_copies_of_that_size_run_at() {
+    let text = "name = 'two'\nabout = 'two GPUs'\n\
+        [shape]\ngpus_per_host = 2\nhosts = 1\nhosts_per_domain = 1\nhosts_per_rack = 1\n\
+        [gpu]\negress = 400e9\ningress = 400e9\nduplex = 1.0\n\
+        [nvlink]\nrate = 400e9\nstart_us = 0.0\nchunk_us = 0.0\nlook_us = 0.0\nmap_ms = 0.0\ndetect_ms = 1.0\n\
+        curve = [[16777216, 346e9], [67108864, 384e9]]";
+    let profile = Profile::parse("two.toml", text).unwrap();
+    for (chunk, rate) in [(16 << 20, 346e9), (64 << 20, 384e9)] {
+        let scenario = Scenario {
+            chunk: Chunk::Bytes(chunk),
+            topology: Topology::Chain,
+            verify: false,
+            ..Scenario::new(1 << 30, 1)
+        };
+        let found = simulate(&profile, &scenario).unwrap().clones[0].bytes_per_s;
+        assert!((found / rate - 1.0).abs() < 1e-3, "{chunk}: {found}");
+    }
 }
