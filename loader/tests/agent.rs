@@ -1,6 +1,6 @@
 //! The node agent over its socket, on host arenas: nothing unverified is ever ready, nothing attached is ever taken away, and a
 //! client that misbehaves harms itself only.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, missing_docs)]
 
 #[path = "../../checkpoint/tests/support/mod.rs"]
 mod support;

@@ -34,12 +34,16 @@ impl Curve {
         if self.0.is_empty() || self.0.len() > MOST {
             return Err(format!("{of} has {} points: from 1 to {MOST} are possible", self.0.len()));
         }
-        for (before, (size, at)) in std::iter::once(0).chain(self.0.iter().map(|(size, _)| *size)).zip(&self.0) {
+        for (before, (size, at)) in
+            std::iter::once(0).chain(self.0.iter().map(|(size, _)| *size)).zip(&self.0)
+        {
             if *size <= before {
                 return Err(format!("{of} has {size} bytes after {before}: sizes are above 0 and grow"));
             }
             if !(*at >= 1e3 && *at <= rate) {
-                return Err(format!("{of} has {at} at {size} bytes: rates are from 1e3 to the link's own {rate}"));
+                return Err(format!(
+                    "{of} has {at} at {size} bytes: rates are from 1e3 to the link's own {rate}"
+                ));
             }
         }
         Ok(())

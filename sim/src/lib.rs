@@ -28,10 +28,10 @@ mod sweep;
 mod world;
 
 pub use advise::{Advice, Goal, Tried, advise};
+pub use curve::Curve;
 pub use error::Error;
 pub use load::{Load, Loaded, load};
 pub use outcome::{CloneTime, Filled, LinkUse, Outcome, Span};
-pub use curve::Curve;
 pub use profile::{Asking, Copy, Gpu, Memory, Network, Profile, Shape, Turns};
 pub use queue::Queue;
 pub use scenario::{Chunk, Scenario, Slow, Topology};

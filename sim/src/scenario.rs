@@ -273,7 +273,8 @@ impl Scenario {
 fn costs(profile: &Profile) -> ChunkCosts {
     let shape = profile.shape;
     let nvlink = profile.nvlink.as_ref().filter(|_| shape.gpus_per_host > 1 || shape.hosts > 1);
-    let network = profile.network.as_ref().map(|network| &network.copy).filter(|_| shape.hosts_per_domain == 1);
+    let network =
+        profile.network.as_ref().map(|network| &network.copy).filter(|_| shape.hosts_per_domain == 1);
     let Some(copy) = network.or(nvlink).or(profile.local.as_ref()) else { return ChunkCosts::NVLINK };
     // Who waits for a chunk waits for a turn too.
     let turn = profile.gpu.turns.map_or(0.0, |turns| turns.change_us);

@@ -18,9 +18,9 @@ mod event;
 mod few;
 mod loss;
 mod machine;
-mod todo;
 #[cfg(test)]
 mod tests;
+mod todo;
 
 pub use event::{Command, Event};
 pub use machine::{Assignment, Replica, SourcedLeg};
