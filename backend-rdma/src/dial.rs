@@ -44,6 +44,8 @@ pub(crate) struct Attachment {
     pub(crate) source: Extent,
     pub(crate) gone: Gone,
     pub(crate) peer: String,
+    /// What a person should know of it, although it works.
+    pub(crate) remarks: Vec<String>,
 }
 
 impl Drop for Attachment {
@@ -93,13 +95,16 @@ pub(crate) async fn attach(
     let (source, own) = (attached.extent, Arc::clone(&parts));
     let extent = registration.as_ref().map(|registration| registration.extent);
     let lanes = blocking(move || connect(held, &attached, registration.as_deref(), &own)).await;
-    let lanes = lanes.map_err(|e| e.with_peer(&peer))?;
+    let Lanes { lanes, remarks } = lanes.map_err(|e| e.with_peer(&peer))?;
+    for remark in &remarks {
+        tracing::warn!(peer, "{remark}");
+    }
     let count = lanes.len();
     let engine = parts.engine.handle().clone();
     let (gone, link) = watch(channel);
     let hop = engine.number();
     engine.attach(Hop::new(hop, peer.clone(), source, extent, lanes, Some(link)));
-    let attachment = Attachment { engine, hop, source, gone, peer };
+    let attachment = Attachment { engine, hop, source, gone, peer, remarks };
     check_headers(&attachment, &locator, count).await?;
     Ok(attachment)
 }
@@ -140,14 +145,20 @@ fn check(attached: Attached, locator: &Locator) -> Result<Attached> {
     Ok(attached)
 }
 
+/// The queue pairs of a hop.
+struct Lanes {
+    lanes: Vec<Lane>,
+    remarks: Vec<String>,
+}
+
 /// Connects each pair to the source's; one that cannot be is left out, as long as another can.
 fn connect(
     held: Vec<Held>,
     attached: &Attached,
     registration: Option<&Registration>,
     parts: &Parts,
-) -> Result<Vec<Lane>> {
-    let mut lanes = Vec::new();
+) -> Result<Lanes> {
+    let (mut lanes, mut remarks) = (Vec::new(), Vec::new());
     let mut last = None;
     for (held, theirs) in held.into_iter().zip(&attached.pairs) {
         if let Err(error) = held.connect(&theirs.address) {
@@ -157,6 +168,7 @@ fn connect(
             continue;
         }
         let (number, rail) = (held.number, held.rail());
+        remarks.extend(rail.remark(&theirs.address));
         let window = Window::new(rail.outstanding(), rail.reads_out(), u32::from(theirs.address.reads_in));
         let local = registration.map_or_else(Vec::new, |registration| registration.local_keys(number));
         lanes.push(Lane::new(held, window, theirs.keys.clone(), local));
@@ -166,7 +178,7 @@ fn connect(
             last.unwrap_or_else(|| Error::new(Kind::Protocol, "import", "the exporter named no queue pair"))
         );
     }
-    Ok(lanes)
+    Ok(Lanes { lanes, remarks })
 }
 
 /// Keeps the connection until the hop lets go of it, and notes when the source closes it.

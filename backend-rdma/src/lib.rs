@@ -11,8 +11,8 @@
 //! keys that a reader is told: keep the fabric to yourself.
 //!
 //! Run on soft-RoCE in a virtual machine only (`cargo xtask rdma-vm`). Never run on hardware: real NICs and their limits,
-//! InfiniBand, GPU memory by dma-buf or nvidia-peermem with the flush before the GPU reads it, regions split at
-//! `max_mr_size`, congestion control.
+//! InfiniBand, GPU memory by dma-buf or nvidia-peermem with the flush before the GPU reads it, congestion control. Regions
+//! split at `max_mr_size`, of host and GPU memory, have met a stand-in for the card only.
 //!
 //! Must never: post a READ into memory that nobody owns, free a range before every completion is in, wait without a
 //! deadline, retry for ever, or let a peer write.
@@ -43,5 +43,6 @@ mod wire;
 pub use config::RdmaConfig;
 pub use counters::Counts;
 pub use exchange::RdmaExchange;
+pub use mover::RdmaMover;
 pub use transport::RdmaTransport;
 pub use wire::{PROTOCOL_VERSION, fuzz_frames};

@@ -20,8 +20,9 @@ use std::{
 /// takes a few microseconds of wire.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 
+/// A hop of this transport, as [`flashboot_core::Mover`]: who wants to know more of one recognises it by upcasting to `Any`.
 #[derive(Debug)]
-pub(crate) struct RdmaMover {
+pub struct RdmaMover {
     // Closed before the endpoint can go.
     attachment: Attachment,
     into: Served,
@@ -58,6 +59,12 @@ impl RdmaMover {
             longest_pause: parts.config.longest_pause,
             _endpoint: endpoint,
         }
+    }
+
+    /// What a person should know of the hop, although it works, a line each: that the two ends send with different traffic
+    /// classes, most of all.
+    pub fn remarks(&self) -> &[String] {
+        &self.attachment.remarks
     }
 
     async fn look(&self, shard: ShardId) -> Result<Observed> {

@@ -213,6 +213,20 @@ impl Rail {
         }
     }
 
+    /// What a person should know of a connection to the peer at `to`, although it works.
+    pub(crate) fn remark(&self, to: &Address) -> Option<String> {
+        (to.traffic_class != self.traffic_class).then(|| {
+            format!(
+                "{} asks with traffic class {}, the peer's {} answers with {}: what comes is queued, marked and paused by \
+                 other rules than what was meant for it; set rdma.traffic_class alike at both ends",
+                place(self.name(), Some(self.port)),
+                self.traffic_class,
+                gid::text(to.gid),
+                to.traffic_class,
+            )
+        })
+    }
+
     fn error(&self, doing: &str) -> impl FnOnce(crate::verbs::VerbsError) -> Error + use<'_> {
         let doing = doing.to_owned();
         move |e| failed(e, self.name(), Some(self.port), &doing)

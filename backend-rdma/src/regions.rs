@@ -6,10 +6,14 @@ use crate::{
     error::{failed, not_registered},
     extent::Extent,
     rail::Rail,
-    verbs::Region,
+    verbs::{Call, Region, VerbsError},
 };
 use flashboot_core::{Error, Kind, Result};
-use std::sync::{Arc, Mutex, PoisonError};
+use flashboot_cuda::CudaArena;
+use std::{
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// An arena as every device of an endpoint knows it.
 #[derive(Debug)]
@@ -96,49 +100,66 @@ fn register(arena: &Served, rails: &[Arc<Rail>], counters: &Counters) -> Result<
     })?;
     let mut regions = Vec::with_capacity(rails.len());
     for rail in rails {
-        regions.push(on_rail(arena, rail, extent, counters)?);
+        regions.push(on_rail(arena, rail, extent)?);
     }
+    // What stays registered: a device's refusal gives back the others' regions.
+    counters.regions_registered.add(regions.iter().map(|regions| regions.len() as u64).sum());
     Ok(Registration { extent, regions })
 }
 
-fn on_rail(arena: &Served, rail: &Rail, extent: Extent, counters: &Counters) -> Result<Vec<Region>> {
-    let regions = match arena {
-        Served::Host(_) => extent
-            .parts()
-            .map(|(start, len)| {
-                // SAFETY: the arena's own mapping. Peers may read all of it; requests that write it are posted by the
-                // engine only, for ranges that it owns (`Served::own`). The pages stay with the region until it is
-                // deregistered, whatever the arena does.
-                let region = unsafe { Region::of_address(rail.device(), extent.address + start, len) };
-                region.map_err(|e| not_registered(e, rail.name(), extent.len))
-            })
-            .collect::<Result<Vec<_>>>()?,
-        Served::Gpu(gpu) => vec![gpu_region(gpu, rail, extent)?],
-    };
-    counters.regions_registered.add(regions.len() as u64);
-    Ok(regions)
+fn on_rail(arena: &Served, rail: &Rail, extent: Extent) -> Result<Vec<Region>> {
+    match arena {
+        Served::Host(_) => {
+            by_address(rail, extent).map_err(|(_, e)| not_registered(e, rail.name(), extent.len))
+        }
+        Served::Gpu(gpu) => gpu_regions(gpu, rail, extent),
+    }
 }
 
-/// By dma-buf, else by address, which needs nvidia-peermem. Never run on hardware.
-fn gpu_region(gpu: &flashboot_cuda::CudaArena, rail: &Rail, extent: Extent) -> Result<Region> {
-    if extent.regions() != 1 {
-        let detail = format!("{} registers less at once than the arena's {} bytes", rail.name(), extent.len);
-        return Err(Error::new(Kind::Unavailable, "ibv_reg_dmabuf_mr", detail));
-    }
-    let by_dma_buf = gpu.dma_buf().and_then(|fd| {
-        use std::os::fd::AsFd as _;
-        // SAFETY: as for host memory; the dma-buf keeps the GPU's memory as long as the region.
-        let region = unsafe { Region::of_dma_buf(rail.device(), fd.as_fd(), extent.len, extent.address) };
-        region.map_err(|e| failed(e, rail.name(), None, "registering GPU memory by dma-buf"))
-    });
-    let first = match by_dma_buf {
-        Ok(region) => return Ok(region),
+/// What a device would not register: the number of the region, and why.
+type Refused = (u64, VerbsError);
+
+/// Registers every part of an arena one way. The first refusal ends it, and gives back what was registered before it.
+fn each(extent: Extent, register: impl Fn(u64, u64) -> Call<Region>) -> Result<Vec<Region>, Refused> {
+    let numbered = (0..).zip(extent.parts());
+    numbered.map(|(number, (start, len))| register(start, len).map_err(|e| (number, e))).collect()
+}
+
+fn by_address(rail: &Rail, extent: Extent) -> Result<Vec<Region>, Refused> {
+    each(extent, |start, len| {
+        // SAFETY: the arena's own mapping. Peers may read all of it; requests that write it are posted by the engine only,
+        // for ranges that it owns (`Served::own`). A host's pages stay with the region until it is deregistered, whatever
+        // the arena does; nvidia-peermem takes a region away when the GPU's memory goes.
+        unsafe { Region::of_address(rail.device(), extent.address + start, len) }
+    })
+}
+
+/// One descriptor serves every part.
+fn by_dma_buf(fd: BorrowedFd<'_>, rail: &Rail, extent: Extent) -> Result<Vec<Region>, Refused> {
+    each(extent, |start, len| {
+        // SAFETY: as by address; the dma-buf keeps the GPU's memory as long as the region.
+        unsafe { Region::of_dma_buf(rail.device(), fd, start, len, extent.address + start) }
+    })
+}
+
+/// By dma-buf, else by address, which needs nvidia-peermem; all regions the same way. Never run on hardware.
+fn gpu_regions(gpu: &CudaArena, rail: &Rail, extent: Extent) -> Result<Vec<Region>> {
+    let told = |(number, e): Refused, way: &str| {
+        let of = match extent.regions() {
+            1 => String::new(),
+            regions => format!(", region {} of {regions}", number + 1),
+        };
+        failed(e, rail.name(), None, &format!("registering GPU memory by {way}{of}"))
+    };
+    let exported = gpu.dma_buf();
+    let regions =
+        exported.and_then(|fd| by_dma_buf(fd.as_fd(), rail, extent).map_err(|e| told(e, "dma-buf")));
+    let first = match regions {
+        Ok(regions) => return Ok(regions),
         Err(first) => first,
     };
-    // SAFETY: as for host memory; nvidia-peermem takes the region away when the GPU's memory goes.
-    let by_address = unsafe { Region::of_address(rail.device(), extent.address, extent.len) };
-    by_address.map_err(|second| {
-        let second = failed(second, rail.name(), None, "registering GPU memory by address (nvidia-peermem)");
+    by_address(rail, extent).map_err(|e| {
+        let second = told(e, "address (nvidia-peermem)");
         let code = second.code().or(first.code());
         let both = Error::new(Kind::Unavailable, "ibv_reg_dmabuf_mr", format!("{first}; {second}"));
         let both = code.map_or(both.clone(), |code| both.with_code(code));
@@ -149,36 +170,4 @@ fn gpu_region(gpu: &flashboot_cuda::CudaArena, rail: &Rail, extent: Extent) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{config::RdmaConfig, rail::open_all, verbs::fake::Fake};
-    use flashboot_core::{ArenaSpec, Code};
-    use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device};
-
-    #[test]
-    #[ignore = "needs a GPU's driver: cargo xtask test runs it on the stand-in"]
-    fn gpu_memory_is_registered_by_dma_buf_else_by_address_else_both_errors_are_told() {
-        let context = Context::open(&Device::find("cuda:0").unwrap()).unwrap();
-        let spec = ArenaSpec { payload: 4 << 20, shards: 1 };
-        let (arena, _) = CudaArena::create_in(&context, spec, &CudaArenaConfig::default()).unwrap();
-        let served = Served::Gpu(arena);
-        let with = |refused: &[(&'static str, i32)]| {
-            let fake = Fake::new(&["a"]);
-            let counters = Arc::new(Counters::default());
-            let rails = open_all(&fake.verbs(), &RdmaConfig::default(), &counters).unwrap();
-            refused.iter().for_each(|(call, errno)| fake.refuse(call, *errno));
-            let made = Regions::default().of(&served, &rails, &counters);
-            (fake.registrations(), made.map(|made| made.local_keys(0).len()))
-        };
-        let (dma_buf, address) = ("ibv_reg_dmabuf_mr", "ibv_reg_mr");
-        assert_eq!(with(&[]), (vec![dma_buf], Ok(1)));
-        assert_eq!(with(&[(dma_buf, 95)]), (vec![dma_buf, address], Ok(1)));
-        let (tried, refused) = with(&[(dma_buf, 95), (address, 14)]);
-        let refused = refused.unwrap_err();
-        assert_eq!((tried, refused.kind()), (vec![dma_buf, address], Kind::Unavailable));
-        for code in [95, 14].map(Code::Errno) {
-            assert!(refused.to_string().contains(&code.to_string()), "{refused}");
-        }
-        assert!(refused.remedy().is_some_and(|remedy| remedy.contains("nvidia-peermem")), "{refused}");
-    }
-}
+mod tests;

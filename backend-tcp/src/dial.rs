@@ -6,7 +6,7 @@ use crate::{
     wire::{Attach, Attached, Lane, MAX_FRAME},
 };
 use flashboot_channel::{Channel, Dial, Endpoint, Security, dial};
-use flashboot_core::{Error, Kind, Locator, Result};
+use flashboot_core::{Error, Generation, Kind, Locator, Result};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -38,6 +38,16 @@ impl Route {
         let how = Dial { purpose: purpose()?, timeout, liveness: config.liveness()? };
         let until = Instant::now() + timeout;
         Ok(Self { endpoint, locator, security: security.clone(), how, until })
+    }
+
+    /// The same way once more, for a call that begins now and may take `timeout`.
+    pub(crate) fn once_more(&self, timeout: Duration) -> Self {
+        Self { until: Instant::now() + timeout, ..self.clone() }
+    }
+
+    /// The filling that is asked for.
+    pub(crate) fn generation(&self) -> Generation {
+        self.locator.generation
     }
 
     /// As errors name the source.

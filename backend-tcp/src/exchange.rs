@@ -87,7 +87,7 @@ impl HandleExchange for TcpExchange {
         locator.check_fits(&*into).map_err(|e| e.with_peer(&locator.endpoint))?;
         drop(into);
         let route = Route::new(Arc::new(locator.clone()), &self.config, &self.security, timeout)?;
-        let (peer, generation, config) = (route.peer(), locator.generation, self.config.clone());
+        let (peer, config) = (route.peer(), self.config.clone());
         let imported = runtime::run("import", async move {
             let watch = route.attach(Lane::Watch).await?;
             let mut dialling = JoinSet::new();
@@ -99,7 +99,7 @@ impl HandleExchange for TcpExchange {
             while let Some(dialled) = dialling.join_next().await {
                 lanes.push(dialled.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))??);
             }
-            let start = move || TcpMover::start(watch, lanes, served, generation, config.silence);
+            let start = move || TcpMover::start(watch, lanes, served, &route, config.silence);
             let started = tokio::task::spawn_blocking(start).await;
             started.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))?
         });

@@ -48,6 +48,12 @@ pub(crate) struct Part {
     pub(crate) memory: Memory,
 }
 
+/// Where what is left of a part goes.
+pub(crate) enum Into<'a> {
+    Host(&'a mut [u8]),
+    Gpu(Arc<CudaOwned>),
+}
+
 #[derive(Debug)]
 pub(crate) enum Memory {
     Host(OwnedPart),
@@ -212,16 +218,40 @@ fn cut(range: ByteRange, step: NonZeroU64) -> impl Iterator<Item = ByteRange> {
 /// A part that a connection has taken. Dropping it gives it up, unless [`done`](Self::done) said that it landed.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    pub(crate) range: ByteRange,
+    /// What of it has not landed: whole pieces, but for the payload's last.
+    range: ByteRange,
     /// `None` once it has been given up; what is still to come of it goes nowhere.
     part: Option<Part>,
     pub(crate) job: Arc<Job>,
 }
 
 impl Taken {
-    /// Its memory, until it is given up.
-    pub(crate) fn memory(&mut self) -> Option<&mut Memory> {
-        self.part.as_mut().map(|part| &mut part.memory)
+    /// What of it is still to be asked for.
+    pub(crate) fn left(&self) -> ByteRange {
+        self.range
+    }
+
+    /// The memory of what is left, until it is given up.
+    pub(crate) fn memory(&mut self) -> Option<Into<'_>> {
+        let part = self.part.as_mut()?;
+        let landed = self.range.start.saturating_sub(part.range.start);
+        Some(match &mut part.memory {
+            Memory::Host(memory) => {
+                let landed = usize::try_from(landed).unwrap_or(usize::MAX);
+                Into::Host(memory.as_mut_slice().get_mut(landed..).unwrap_or_default())
+            }
+            Memory::Gpu(owned) => Into::Gpu(Arc::clone(owned)),
+        })
+    }
+
+    /// Everything before payload byte `at` is in place and hashed: it is never asked for again.
+    pub(crate) fn landed_to(&mut self, at: u64) {
+        self.range.start = at.clamp(self.range.start, self.range.end);
+    }
+
+    /// Whether nothing of it is wanted any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.part.is_none()
     }
 
     /// Gives it up where the pull is stopped: from now on nothing lands in it.
@@ -291,9 +321,9 @@ mod tests {
         assert_eq!(taken.len(), 4);
         for mut part in taken {
             assert_eq!(*job.done().borrow(), None);
-            let Some(Memory::Host(memory)) = part.memory() else { panic!("host memory") };
-            memory.as_mut_slice().fill(7);
-            for piece in cut(part.range, NonZeroU64::new(HASHED_PIECE).unwrap()) {
+            let Some(Into::Host(memory)) = part.memory() else { panic!("host memory") };
+            memory.fill(7);
+            for piece in cut(part.left(), NonZeroU64::new(HASHED_PIECE).unwrap()) {
                 job.landed(piece.start, &vec![7; piece.len() as usize]);
             }
             part.done();
@@ -306,6 +336,21 @@ mod tests {
     fn block(bytes: &[u8]) -> BlockDigest {
         let geometry = flashboot_core::Geometry::new(bytes.len() as u64, 16 << 20, 16 << 20, 1).unwrap();
         digest::block(&geometry, 0, bytes)
+    }
+
+    #[test]
+    fn what_has_landed_of_a_part_is_out_of_reach_when_the_rest_is_read_again() {
+        let into = arena(2 * PART);
+        let job = Job::new(&into, Pull { range: ByteRange::new(0, 2 * PART), hash: None }).unwrap();
+        let mut second = [(); 2].map(|()| job.take().unwrap()).into_iter().last().unwrap();
+        second.landed_to(PART + HASHED_PIECE);
+        assert_eq!(second.left(), ByteRange::new(PART + HASHED_PIECE, 2 * PART));
+        let Some(Into::Host(memory)) = second.memory() else { panic!("host memory") };
+        assert_eq!(memory.len() as u64, PART - HASHED_PIECE);
+        second.landed_to(0);
+        assert_eq!(second.left().start, PART + HASHED_PIECE, "nothing comes back");
+        second.landed_to(u64::MAX);
+        assert!(second.left().is_empty());
     }
 
     #[test]

@@ -3,15 +3,21 @@
 //! What has been asked for comes, whatever became of its pull meanwhile: bytes of one that was cancelled are read and
 //! dropped, so that the connection stays in step. Memory is written in calls that are bounded in time, and a part is given
 //! up between two of them: then its pull is quiet, however long the rest takes to come.
+//!
+//! A connection that its peer's side ended (reset, or closed) is dialled again, and what it had been asked for is asked for
+//! anew from the first piece that has not landed. Its parts stay owned meanwhile. One that ends once more before anything
+//! landed ends its hop, and so does everything else that breaks one: silence, and bytes that are no answer.
 
 use crate::{
-    error::{closed, silent},
-    job::{Memory, Taken},
+    dial::Route,
+    error::silent,
+    job::{Into, Taken},
     mover::Hop,
-    wire::{ANSWER, Answer, MAX_FRAME, Read, Request, printable},
+    runtime,
+    wire::{self, ANSWER, Answer, MAX_FRAME, Read, Request, printable},
 };
 use flashboot_channel::{Blocking, failed, frame};
-use flashboot_core::{ByteRange, Error, Result};
+use flashboot_core::{ByteRange, Error, Kind, Result};
 use flashboot_cuda::{Context, CudaOwned, Passing, Pinned, Stream};
 use rustix::{
     io::Errno,
@@ -28,6 +34,8 @@ use std::{
 const AHEAD: usize = 2;
 /// How long a receive may block before the thread looks whether its pull is still wanted.
 const TICK: Duration = Duration::from_millis(20);
+/// How long a broken connection may take to be dialled and attached again.
+const REDIAL: Duration = Duration::from_secs(5);
 /// Bytes that go nowhere are read by so many.
 const SINK: usize = 64 << 10;
 /// Bytes of a pinned buffer.
@@ -37,7 +45,12 @@ const PINNED: u64 = 512 << 10;
 pub(crate) struct Lane {
     conn: Blocking,
     hop: Arc<Hop>,
+    route: Route,
     silence: Duration,
+    /// The peer's side ended the connection, and may be alive all the same.
+    dropped: bool,
+    /// Something has landed since the connection was made.
+    moved: bool,
     /// What was asked for, in order.
     coming: VecDeque<Taken>,
     gpu: Option<Bounce>,
@@ -61,26 +74,29 @@ impl Lane {
     pub(crate) fn new(
         conn: Blocking,
         hop: Arc<Hop>,
+        route: Route,
         silence: Duration,
         context: Option<&Context>,
     ) -> Result<Self> {
-        let io = |e: io::Error| failed("setsockopt", &e, "a reading connection", conn.peer());
-        conn.socket().set_read_timeout(Some(TICK)).map_err(io)?;
-        conn.socket().set_write_timeout(Some(silence)).map_err(io)?;
+        set_up(&conn, silence)?;
         let bounce =
             |context| Ok::<_, Error>(Bounce { stream: Arc::new(Stream::new(context)?), spare: Vec::new() });
         let gpu = context.map(bounce).transpose()?;
-        Ok(Self { conn, hop, silence, coming: VecDeque::new(), gpu })
+        // The first connection has a second one to its credit.
+        Ok(Self { conn, hop, route, silence, dropped: false, moved: true, coming: VecDeque::new(), gpu })
     }
 
-    /// Until the hop is let go of and nothing is left to pull, or the connection breaks, which ends the hop.
+    /// Until the hop is let go of and nothing is left to pull, or the connection breaks for good, which ends the hop.
     pub(crate) fn run(mut self) {
-        if let Err(error) = self.carry() {
-            tracing::debug!(%error, "a reading connection broke");
-            for taken in &self.coming {
-                taken.job.fail(error.clone());
+        while let Err(error) = self.carry() {
+            if let Err(error) = self.dial_again(error) {
+                tracing::debug!(%error, "a reading connection broke");
+                // Pulls must have the cause before their parts are given up, which may be the pull's end.
+                for taken in &self.coming {
+                    taken.job.fail(error.clone());
+                }
+                return self.hop.breaks(error);
             }
-            self.hop.breaks(error);
         }
     }
 
@@ -89,28 +105,80 @@ impl Lane {
             while self.coming.len() < AHEAD {
                 let next = if self.coming.is_empty() { self.hop.wait() } else { self.hop.take() };
                 let Some(taken) = next else { break };
-                self.ask(taken)?;
+                self.coming.push_back(taken);
+                self.ask(self.coming.len().saturating_sub(1))?;
             }
             let Some(mut taken) = self.coming.pop_front() else { return Ok(()) };
-            // Its pull must have the cause before the part is given up, which may be the pull's end.
-            let rest = self.take(&mut taken).inspect_err(|error| taken.job.fail(error.clone()))?;
-            match rest {
-                0 => taken.done(),
-                rest => {
+            match self.take(&mut taken) {
+                Ok(0) => taken.done(),
+                Ok(rest) => {
                     drop(taken);
                     self.sink(rest)?;
+                }
+                Err(error) => {
+                    self.coming.push_front(taken);
+                    return Err(error);
                 }
             }
         }
     }
 
-    fn ask(&mut self, taken: Taken) -> Result<()> {
-        let asked = Request::Read(self.read(taken.range)).encode();
-        self.coming.push_back(taken);
+    /// Makes the connection anew after `error`, and asks for everything again that was under way on it.
+    ///
+    /// # Errors
+    /// `error`, where it is no reason to, or nothing has landed since the last time, or the source takes no new one.
+    fn dial_again(&mut self, error: Error) -> Result<()> {
+        if !std::mem::take(&mut self.dropped) || !std::mem::take(&mut self.moved) {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a reading connection ended: dialling it again");
+        let conn = match self.dialled() {
+            Ok(conn) => conn,
+            Err(again) => {
+                tracing::debug!(error = %again, "it does not come back");
+                return Err(error);
+            }
+        };
+        self.conn = conn;
+        self.coming.retain(|taken| !taken.is_given_up());
+        (0..self.coming.len()).try_for_each(|number| self.ask(number))
+    }
+
+    /// One more connection to the source. Pulls that are stopped meanwhile give up their parts, and a hop that is let go of
+    /// waits for none.
+    fn dialled(&mut self) -> Result<Blocking> {
+        let route = self.route.once_more(REDIAL);
+        let (coming, hop) = (&mut self.coming, &self.hop);
+        let conn = runtime::handle()?.block_on(async {
+            let dialling = tokio::time::timeout(REDIAL, route.attach(wire::Lane::Read));
+            tokio::pin!(dialling);
+            loop {
+                tokio::select! {
+                    dialled = &mut dialling => {
+                        let late = |_| Error::new(Kind::Deadline, "attach", format!("longer than {REDIAL:?}"));
+                        return dialled.map_err(late)??.into_blocking();
+                    }
+                    () = tokio::time::sleep(TICK) => {
+                        coming.iter_mut().for_each(Taken::heed);
+                        if hop.is_abandoned() {
+                            return Err(crate::error::cancelled("what was still to come of them"));
+                        }
+                    }
+                }
+            }
+        })?;
+        set_up(&conn, self.silence)?;
+        Ok(conn)
+    }
+
+    /// Asks for what is left of one that is coming.
+    fn ask(&mut self, number: usize) -> Result<()> {
+        let Some(taken) = self.coming.get(number) else { return Ok(()) };
+        let asked = Request::Read(self.read(taken.left())).encode();
         let framed = frame::framed(&asked, MAX_FRAME)
             .map_err(|e| crate::error::frame_failed("read", e, self.conn.peer()))?;
         let sent = self.conn.write_all(&framed).and_then(|()| self.conn.flush());
-        sent.map_err(|e| failed("send", &e, "asking for payload", self.conn.peer()))
+        sent.map_err(|e| self.broke("send", &e, "asking for payload"))
     }
 
     fn read(&self, range: ByteRange) -> Read {
@@ -120,10 +188,10 @@ impl Lane {
 
     /// One answer, into its part or nowhere. Gives how much is still to come of it.
     fn take(&mut self, taken: &mut Taken) -> Result<u64> {
+        let asked = taken.left();
         let mut head = [0; ANSWER];
         self.fill(&mut head, &mut Some(taken), "the answer to a read")?;
-        let answer =
-            Answer::decode(&head, &self.read(taken.range)).map_err(|e| e.with_peer(self.conn.peer()))?;
+        let answer = Answer::decode(&head, &self.read(asked)).map_err(|e| e.with_peer(self.conn.peer()))?;
         if let Some(refusal) = answer.refused {
             let mut text = vec![0; usize::try_from(answer.len).unwrap_or(0)];
             self.fill(&mut text, &mut None, "the text of a refusal")?;
@@ -132,74 +200,103 @@ impl Lane {
             taken.heed();
             return Ok(0);
         }
-        let came = match taken.memory() {
-            None => 0,
-            Some(Memory::Gpu(owned)) => {
-                let owned = Arc::clone(owned);
-                self.land_on_gpu(taken, &owned)?
-            }
-            Some(Memory::Host(_)) => self.land(taken)?,
+        let gpu = match taken.memory() {
+            None => return Ok(asked.len()),
+            Some(Into::Gpu(owned)) => Some(owned),
+            Some(Into::Host(_)) => None,
         };
-        Ok(taken.range.len().saturating_sub(came))
+        // Of a piece that was not wanted any more, some bytes may have come.
+        let some = match gpu {
+            Some(owned) => self.land_on_gpu(taken, &owned)?,
+            None => self.land(taken)?,
+        };
+        Ok(taken.left().len().saturating_sub(some))
     }
 
-    /// Lands a part in place, piece by piece, each hashed while it is in the cache. Gives how much came.
+    /// Lands a part in place, piece by piece, each hashed while it is in the cache. Gives how many bytes came of a piece that
+    /// is not wanted any more.
     fn land(&mut self, taken: &mut Taken) -> Result<u64> {
         let job = Arc::clone(&taken.job);
         let step = usize::try_from(job.piece()).unwrap_or(usize::MAX).max(1);
-        let start = taken.range.start;
-        let Some(Memory::Host(part)) = taken.memory() else { return Ok(0) };
-        let mut at = start;
-        for piece in part.as_mut_slice().chunks_mut(step) {
-            match self.receive(piece, &|| job.is_stopped(), "payload")? {
-                Came::All => {
-                    job.landed(at, piece);
-                    at = at.saturating_add(piece.len() as u64);
+        let mut at = taken.left().start;
+        let mut ended = Ok(0);
+        if let Some(Into::Host(memory)) = taken.memory() {
+            for piece in memory.chunks_mut(step) {
+                match self.receive(piece, &|| job.is_stopped(), "payload") {
+                    Ok(Came::All) => {
+                        job.landed(at, piece);
+                        at = at.saturating_add(piece.len() as u64);
+                        self.moved = true;
+                    }
+                    Ok(Came::Stopped(some)) => {
+                        ended = Ok(some as u64);
+                        break;
+                    }
+                    Err(e) => {
+                        ended = Err(e);
+                        break;
+                    }
                 }
-                Came::Stopped(some) => return Ok(at.saturating_sub(start).saturating_add(some as u64)),
             }
         }
-        Ok(at.saturating_sub(start))
+        taken.landed_to(at);
+        ended
     }
 
-    /// Lands a part through pinned memory; one buffer is copied by the GPU while the next is received.
-    fn land_on_gpu(&mut self, taken: &Taken, owned: &Arc<CudaOwned>) -> Result<u64> {
-        let job = Arc::clone(&taken.job);
-        let range = taken.range;
-        let mut at = range.start;
+    /// Lands a part through pinned memory; one buffer is copied by the GPU while the next is received. Gives what
+    /// [`land`](Self::land) does.
+    fn land_on_gpu(&mut self, taken: &mut Taken, owned: &Arc<CudaOwned>) -> Result<u64> {
         let mut passing: Option<Passing> = None;
-        while at < range.end {
-            let len = range.end.saturating_sub(at).min(PINNED);
+        let mut at = taken.left().start;
+        let ended = self.pass(taken, owned, &mut at, &mut passing);
+        // What was received is in place before anything is asked for again.
+        if let Some(last) = passing {
+            self.settle(last)?;
+        }
+        taken.landed_to(at);
+        ended
+    }
+
+    fn pass(
+        &mut self,
+        taken: &Taken,
+        owned: &Arc<CudaOwned>,
+        at: &mut u64,
+        passing: &mut Option<Passing>,
+    ) -> Result<u64> {
+        let job = Arc::clone(&taken.job);
+        let range = taken.left();
+        while *at < range.end {
+            let len = range.end.saturating_sub(*at).min(PINNED);
             let mut buffer = self.buffer(owned.context())?;
             let into = buffer.as_mut_slice().get_mut(..usize::try_from(len).unwrap_or(0)).unwrap_or_default();
-            let came = self.receive(into, &|| job.is_stopped(), "payload")?;
+            let came = self.receive(into, &|| job.is_stopped(), "payload");
             if let Some(before) = passing.take() {
-                let spare = before.wait()?;
-                self.keep(spare);
+                self.settle(before)?;
             }
             match came {
-                Came::All => {
+                Ok(Came::All) => {
                     let end = at.saturating_add(len);
                     let stream = self.gpu.as_ref().map(|gpu| Arc::clone(&gpu.stream));
                     let stream = match stream {
                         Some(stream) => stream,
                         None => Arc::new(Stream::new(owned.context())?),
                     };
-                    passing = Some(owned.upload(&stream, ByteRange::new(at, end), buffer)?);
-                    at = end;
+                    *passing = Some(owned.upload(&stream, ByteRange::new(*at, end), buffer)?);
+                    *at = end;
+                    self.moved = true;
                 }
-                Came::Stopped(some) => {
+                Ok(Came::Stopped(some)) => {
                     self.keep(buffer);
-                    at = at.saturating_add(some as u64);
-                    break;
+                    return Ok(some as u64);
+                }
+                Err(e) => {
+                    self.keep(buffer);
+                    return Err(e);
                 }
             }
         }
-        if let Some(last) = passing {
-            let spare = last.wait()?;
-            self.keep(spare);
-        }
-        Ok(at.saturating_sub(range.start))
+        Ok(0)
     }
 
     fn buffer(&mut self, context: &Context) -> Result<Pinned> {
@@ -207,6 +304,13 @@ impl Lane {
             Some(buffer) => Ok(buffer),
             None => Pinned::new(context, usize::try_from(PINNED).unwrap_or(0)),
         }
+    }
+
+    /// Waits until the GPU has copied a buffer. Where it fails, no connection helps.
+    fn settle(&mut self, passing: Passing) -> Result<()> {
+        let spare = passing.wait().inspect_err(|_| self.dropped = false)?;
+        self.keep(spare);
+        Ok(())
     }
 
     fn keep(&mut self, buffer: Pinned) {
@@ -267,7 +371,7 @@ impl Lane {
                 return Ok(Came::All);
             }
             match self.some(rest) {
-                Ok(0) => return Err(closed("recv", what, self.conn.peer())),
+                Ok(0) => return Err(self.broke("recv", &io::ErrorKind::UnexpectedEof.into(), what)),
                 Ok(came) => {
                     filled = filled.saturating_add(came);
                     last = Instant::now();
@@ -278,9 +382,17 @@ impl Lane {
                         return Err(silent("recv", self.silence, what, self.conn.peer()));
                     }
                 }
-                Err(e) => return Err(failed("recv", &e, what, self.conn.peer())),
+                Err(e) => return Err(self.broke("recv", &e, what)),
             }
         }
+    }
+
+    /// What a failed call means; notes whether the peer's side ended the connection, which a silent one's has not.
+    fn broke(&mut self, call: &'static str, error: &io::Error, what: &str) -> Error {
+        use io::ErrorKind as E;
+        let ended = [E::UnexpectedEof, E::ConnectionReset, E::ConnectionAborted, E::BrokenPipe];
+        self.dropped = ended.contains(&error.kind());
+        failed(call, error, what, self.conn.peer())
     }
 
     /// Some bytes, within a tick.
@@ -293,4 +405,10 @@ impl Lane {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+fn set_up(conn: &Blocking, silence: Duration) -> Result<()> {
+    let io = |e: io::Error| failed("setsockopt", &e, "a reading connection", conn.peer());
+    conn.socket().set_read_timeout(Some(TICK)).map_err(io)?;
+    conn.socket().set_write_timeout(Some(silence)).map_err(io)
 }

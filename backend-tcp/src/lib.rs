@@ -4,6 +4,7 @@
 //! which it reads; ranges are striped over these. A host arena's bytes leave from where they lie, by `sendfile` off loopback, and
 //! are received in place: this program copies none of them. GPU memory goes through pinned buffers, and TLS through its
 //! own. Blocks are hashed from the destination, right behind the socket while they are in the cache, or on the GPU.
+//! A reading connection that is reset or closed is made once more, and goes on where it was.
 //!
 //! The exporter is active here: it sends, so it can send slower ([`TcpConfig::rate`]), and it ends when it dies. A reader has
 //! no way to write: the protocol has no such frame.

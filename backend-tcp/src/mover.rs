@@ -2,6 +2,7 @@
 
 use crate::{
     arena::Served,
+    dial::Route,
     error::no_thread,
     job::{Job, Taken},
     lane::Lane,
@@ -53,9 +54,10 @@ impl TcpMover {
         watch: Channel,
         lanes: Vec<Blocking>,
         into: Served,
-        generation: Generation,
+        route: &Route,
         silence: Duration,
     ) -> Result<Self> {
+        let generation = route.generation();
         let hop = Arc::new(Hop {
             generation,
             queue: Mutex::default(),
@@ -69,7 +71,7 @@ impl TcpMover {
             Served::Gpu(arena) => Some(arena.context()),
         };
         for conn in lanes {
-            let lane = Lane::new(conn, Arc::clone(&hop), silence, context)?;
+            let lane = Lane::new(conn, Arc::clone(&hop), route.clone(), silence, context)?;
             let spawned = thread::Builder::new().name("flashboot-read".into()).spawn(move || lane.run());
             spawned.map_err(|e| no_thread(&e, "a thread to read by"))?;
         }

@@ -71,6 +71,8 @@ pub(crate) mod attribute {
     pub(crate) const POSIX_FD: c_uint = 103;
     pub(crate) const GPU_DIRECT_RDMA: c_uint = 116;
     pub(crate) const GPU_DIRECT_RDMA_WITH_VMM: c_uint = 110;
+    #[allow(dead_code, reason = "the contract's rows do not ask for it")]
+    pub(crate) const NIC_WRITES_ORDERING: c_uint = 118;
     pub(crate) const DMA_BUF: c_uint = 124;
     pub(crate) const FABRIC: c_uint = 128;
 }

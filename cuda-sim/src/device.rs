@@ -79,6 +79,8 @@ impl Device {
             | attribute::GPU_DIRECT_RDMA_WITH_VMM
             | attribute::HOST_REGISTER
             | attribute::UNIFIED_ADDRESSING => 1,
+            // The strictest there is, so that readers must flush. By the documentation: never asked of hardware.
+            attribute::NIC_WRITES_ORDERING => 0,
             attribute::COMPUTE_MINOR => 0,
             // Row `device-attribute-unknown`; a known one that flashboot never asked for is refused too.
             _ => return Err(code::INVALID_VALUE),

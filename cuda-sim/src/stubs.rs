@@ -25,7 +25,7 @@ stubs! {
     cuDestroyExternalSemaphore cuDeviceComputeCapability cuDeviceGetByPCIBusId cuDeviceGetDefaultMemPool
     cuDeviceGetLuid cuDeviceGetMemPool cuDeviceGetP2PAttribute cuDeviceGetProperties cuDeviceGetUuid
     cuDevicePrimaryCtxGetState cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxSetFlags_v2 cuDeviceSetMemPool
-    cuEventElapsedTime_v2 cuEventRecordWithFlags cuExternalMemoryGetMappedBuffer cuFlushGPUDirectRDMAWrites
+    cuEventElapsedTime_v2 cuEventRecordWithFlags cuExternalMemoryGetMappedBuffer
     cuFuncGetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cuGetErrorName cuGetErrorString cuGetExportTable
     cuGetProcAddress cuGetProcAddress_v2 cuGraphCreate cuGraphDestroy cuGraphExecDestroy
     cuGraphInstantiateWithFlags cuGraphLaunch cuImportExternalMemory cuIpcCloseMemHandle cuIpcGetEventHandle

@@ -385,16 +385,18 @@ impl Vmm {
         Ok((Place(mapping.alias + offset), touches))
     }
 
-    /// Rows `dma-buf` and `dma-buf-ranges`. The descriptor stands for one; nothing can be done with it.
+    /// Rows `dma-buf` and `dma-buf-ranges`. From the start of a mapping on, a stand-in for a card may map the descriptor: it
+    /// is of the memory itself, so that, unlike a driver's, it could be imported as well. From elsewhere it stands for one,
+    /// and nothing can be done with it.
     pub(crate) fn dma_buf(&self, at: u64, size: usize, kind: u32, flags: u64) -> Result<OwnedFd, u32> {
-        let inside = self
-            .mappings
-            .range(..=at)
-            .next_back()
-            .is_some_and(|(start, mapping)| at + size as u64 <= start + mapping.memory.size as u64);
+        let end = at.checked_add(size as u64).ok_or(code::INVALID_VALUE)?;
+        let below = self.mappings.range(..=at).next_back();
+        let inside = below.filter(|(start, mapping)| end <= *start + mapping.memory.size as u64);
         let whole = size > 0 && size.is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64);
-        if kind != 1 || flags > 1 || !whole || !inside {
-            return Err(code::INVALID_VALUE);
+        let (start, mapping) =
+            inside.filter(|_| kind == 1 && flags <= 1 && whole).ok_or(code::INVALID_VALUE)?;
+        if *start == at {
+            return mapping.memory.fd().try_clone_to_owned().map_err(|_| code::OPERATING_SYSTEM);
         }
         memfd_create("flashboot-cuda-sim-dma-buf", MemfdFlags::CLOEXEC).map_err(|_| code::OPERATING_SYSTEM)
     }

@@ -201,13 +201,31 @@ impl Trial<'_> {
         if !chunks.is_empty() {
             let others: Vec<_> =
                 chunks.iter().map(|t| format!("{} {}", ByteSize(t.chunk), ms(t.filled.last_ms))).collect();
+            // What is said of smaller and larger ones is said where it was seen.
+            let slower = |t: &&&Tried| t.filled.last_ms > filled.last_ms;
+            let mut because = Vec::new();
+            if chunks.iter().filter(slower).any(|t| t.chunk < outcome.chunk) {
+                because.push("smaller ones pay a chunk's cost more often");
+            }
+            if chunks.iter().filter(slower).any(|t| t.chunk > outcome.chunk) {
+                because.push("larger ones fill the pipeline later");
+            }
+            if because.is_empty() {
+                because.push("as quick as any");
+            }
             why.push(format!(
-                "chunk {}: smaller ones pay their cost more often, larger ones fill the pipeline later; {}",
+                "chunk {}: {}; {}",
                 ByteSize(outcome.chunk),
+                because.join(", "),
                 others.join(", ")
             ));
         }
         match (more, goal.within_ms) {
+            (Some((twice, f, _)), _) if f.last_ms >= filled.last_ms * (1.0 - SAME) => why.push(format!(
+                "seeds: more bring nothing; with {} the last clone is ready after {}",
+                twice.seeds,
+                ms(f.last_ms)
+            )),
             (Some((twice, f, _)), _) => why.push(format!(
                 "seeds: {} would bring the last clone to {} ({:+.0} %)",
                 twice.seeds,

@@ -4,7 +4,7 @@ use crate::{
     Copy, Error, Profile,
     fabric::{Fabric, FlowId, LinkId},
 };
-use flashboot_rendezvous::protocol::{Distance, Link, Place, distance};
+use flashboot_rendezvous::protocol::{Link, Place, crossed};
 use std::collections::BTreeMap;
 
 /// A port that a flow can cross.
@@ -106,14 +106,10 @@ impl<'p> Site<'p> {
         factor: f64,
     ) -> Result<(FlowId, &'p Copy), Error> {
         let profile = self.profile;
-        let apart = distance(&self.place(source), &self.place(reader));
-        // Between GPUs of one host is NVLink too, where the placement counts it among the host's own links.
-        let (name, copy, ports) = match (apart, apart.link()) {
-            (Distance::SameGpu, _) => ("local", profile.local.as_ref(), vec![Port::Memory(source)]),
-            (_, Link::Local | Link::Nvlink) => {
-                ("nvlink", profile.nvlink.as_ref(), vec![Port::Out(source), Port::In(reader)])
-            }
-            (_, Link::Network) => {
+        let (name, copy, ports) = match crossed(&self.place(source), &self.place(reader)) {
+            Link::Local => ("local", profile.local.as_ref(), vec![Port::Memory(source)]),
+            Link::Nvlink => ("nvlink", profile.nvlink.as_ref(), vec![Port::Out(source), Port::In(reader)]),
+            Link::Network => {
                 let (from, to) = (self.host(source), self.host(reader));
                 let mut ports =
                     vec![Port::Send(from, self.rail(source)), Port::Receive(to, self.rail(reader))];

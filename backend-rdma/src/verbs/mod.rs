@@ -181,11 +181,13 @@ pub(crate) trait Verbs: Send + Sync + fmt::Debug {
     /// See [`Verbs`]: peers read the range, and requests of ours write it.
     unsafe fn register(&self, domain: Handle, address: u64, len: u64) -> Call<Registered>;
     /// # Safety
-    /// As [`register`](Self::register), of what the dma-buf is of; `address` is how requests name its first byte.
+    /// As [`register`](Self::register), of what the dma-buf is of from `offset` on; `address` is how requests name the first
+    /// byte of that.
     unsafe fn register_dma_buf(
         &self,
         domain: Handle,
         fd: BorrowedFd<'_>,
+        offset: u64,
         len: u64,
         address: u64,
     ) -> Call<Registered>;

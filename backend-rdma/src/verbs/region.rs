@@ -21,18 +21,19 @@ impl Region {
         Ok(Self { device: Arc::clone(device), registered })
     }
 
-    /// Registers what a dma-buf is of; `address` names its first byte in requests.
+    /// Registers `len` bytes from `offset` on of what a dma-buf is of; `address` names the first of them in requests.
     ///
     /// # Safety
     /// As for [`of_address`](Self::of_address).
     pub(crate) unsafe fn of_dma_buf(
         device: &Arc<Device>,
         fd: BorrowedFd<'_>,
+        offset: u64,
         len: u64,
         address: u64,
     ) -> Call<Self> {
         // SAFETY: the caller's promise.
-        let registered = unsafe { device.verbs.register_dma_buf(device.domain, fd, len, address) }?;
+        let registered = unsafe { device.verbs.register_dma_buf(device.domain, fd, offset, len, address) }?;
         Ok(Self { device: Arc::clone(device), registered })
     }
 

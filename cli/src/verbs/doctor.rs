@@ -91,7 +91,7 @@ fn paths(paths: &[Path]) -> Table {
         ("ready", Side::Left),
         ("4 KiB", Side::Right),
         ("rate", Side::Right),
-        ("why not", Side::Left),
+        ("why not, or what to know", Side::Left),
     ]);
     for path in paths {
         let reader = match path.reader {
@@ -109,7 +109,7 @@ fn paths(paths: &[Path]) -> Table {
             ready.to_owned(),
             path.latency_us.map_or_else(String::new, |us| format!("{us:.0} µs")),
             path.bytes_per_s.map_or_else(String::new, human::rate),
-            path.reason.clone().unwrap_or_default(),
+            path.reason.iter().chain(&path.remarks).map(String::as_str).collect::<Vec<_>>().join("; "),
         ]);
     }
     table

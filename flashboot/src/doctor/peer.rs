@@ -10,6 +10,7 @@ use crate::{
     registry::{Endpoints, PassedOver, Registry, Settings},
     scratch::Scratch,
 };
+use flashboot_backend_rdma::RdmaMover;
 use flashboot_channel::{Channel, Dial, Endpoint, Host, Listen, Listener, Liveness, Purpose, Security, dial};
 use flashboot_core::{
     Arena, ArenaSpec, ByteRange, ByteSize, Error, Export, Generation, Kind, Locator, Mover, Pull, Result,
@@ -18,6 +19,7 @@ use flashboot_core::{
 use flashboot_memory::{HostArena, HostArenaConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
+    any::Any,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
@@ -68,6 +70,9 @@ pub struct Path {
     pub reason: Option<String>,
     /// What to do about it.
     pub remedy: Option<String>,
+    /// What to know of a path that works all the same.
+    #[serde(default)]
+    pub remarks: Vec<String>,
 }
 
 /// One of two hosts, seen from the one that asked.
@@ -280,13 +285,16 @@ impl Bench {
                 bytes_per_s: None,
                 reason: Some(reason),
                 remedy: (!remedy.is_empty()).then(|| remedy.to_owned()),
+                remarks: Vec::new(),
             };
             let lacks = |list: &[PassedOver]| list.iter().find(|lacking| lacking.name == transport).cloned();
             let ours = self.endpoints.iter().find(|(name, _)| *name == transport);
             let locator = locators.iter().find(|locator| locator.transport == transport);
             paths.push(match (ours, locator) {
                 (Some((_, endpoints)), Some(locator)) => match self.read(endpoints, locator).await {
-                    Ok((latency, rate)) => judged(not(String::new(), ""), latency, rate, floor),
+                    Ok((latency, rate, remarks)) => {
+                        judged(Path { remarks, ..not(String::new(), "") }, latency, rate, floor)
+                    }
                     Err(e) => not(e.to_string(), e.remedy().unwrap_or_default()),
                 },
                 (None, _) => match lacks(&self.lacking) {
@@ -306,8 +314,8 @@ impl Bench {
         paths
     }
 
-    /// Latency of the small read, and the rate of the large one, in bytes a second.
-    async fn read(&self, endpoints: &Endpoints, locator: &Locator) -> Result<(Duration, f64)> {
+    /// Latency of the small read, the rate of the large one, in bytes a second, and what the transport remarks of the hop.
+    async fn read(&self, endpoints: &Endpoints, locator: &Locator) -> Result<(Duration, f64, Vec<String>)> {
         self.into.fill(ByteRange::new(0, PAYLOAD), 0)?;
         let into: Arc<dyn Arena> = Arc::clone(&self.into) as _;
         let imported = endpoints.import(std::slice::from_ref(locator), &into, STEP).await?;
@@ -322,7 +330,9 @@ impl Bench {
         let latency = took.get(READS / 2).copied().unwrap_or_default();
         // The faster of two: the first maps what was not yet touched.
         let whole = self.pull(mover, PAYLOAD).await?.min(self.pull(mover, PAYLOAD).await?);
-        Ok((latency, PAYLOAD as f64 / whole.as_secs_f64().max(1e-9)))
+        let any: &dyn Any = mover;
+        let remarks = any.downcast_ref::<RdmaMover>().map_or_else(Vec::new, |rdma| rdma.remarks().to_vec());
+        Ok((latency, PAYLOAD as f64 / whole.as_secs_f64().max(1e-9), remarks))
     }
 
     /// Reads the first `len` bytes and compares them.

@@ -3,7 +3,7 @@
 use super::{
     links::Load,
     member::{Holder, MemberId, Plan},
-    placement::{Candidate, choose, distance},
+    placement::{Candidate, chain, choose, distance},
     service::{Member, Service},
 };
 use flashboot_core::TransportName;
@@ -130,7 +130,8 @@ impl Service {
                 }
             })
             .collect();
-        choose(&member.said.place, &candidates, self.rules.chain)
+        let bytes = self.groups.get(&member.group).map_or(0, |group| group.content.bytes);
+        choose(&member.said.place, &candidates, chain(bytes, self.rules.chain))
     }
 
     /// What `id` is to do now; `None` while it has no source.

@@ -6,7 +6,7 @@
 
 use super::{
     member::{MemberId, Place},
-    placement::{Link, distance},
+    placement::{Link, crossed},
     service::{Member, Service},
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -176,7 +176,7 @@ impl Service {
 
     fn counts(&self, reader: &Member) -> Option<Counted> {
         let source = self.members.get(&reader.upstream?).filter(|_| !reader.silent())?;
-        let link = distance(&reader.said.place, &source.said.place).link();
+        let link = crossed(&reader.said.place, &source.said.place);
         Some(Counted { source: source.said.member, link, host: source.said.place.host.clone() })
     }
 

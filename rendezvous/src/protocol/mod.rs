@@ -31,7 +31,7 @@ pub use member::{Cause, Content, Holder, MemberId, Place, Plan, Reader, Registra
 pub use message::{
     Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, NEWEST, OLDEST, PART, Request, agree, decode, encode,
 };
-pub use placement::{Candidate, Distance, Link, choose, distance};
+pub use placement::{Candidate, Distance, Link, chain, choose, crossed, distance};
 pub use refusal::{Reason, Refusal};
 pub use ring::{NODES, Ring, RingMember, RingNode};
 pub use rules::Rules;

@@ -1,9 +1,12 @@
 //! From whom a clone reads: the nearest holder over a link that carries no reader yet.
 //!
-//! A copy between two members crosses one link of its source: the host's memory, the GPU's NVLink port or the
+//! A copy between two members crosses one link of its source: its own memory, its GPU's port or its
 //! host's network. Each link is to carry one reader; so clones of one host make a chain from its first, and one of another host
 //! reads across once. A tail far from whoever holds all costs as much as a reader for every [`choose`]'s `chain`
 //! members above it, so long chains become trees of chains. Nobody moves a clone that reads well.
+//!
+//! How long is long depends on the content: a second reader of a link costs every member behind it the whole content's time over that link,
+//! one place further down a chain costs one chunk's. So [`chain`] grows with the number of chunks.
 
 use super::member::{MemberId, Place};
 use serde::{Deserialize, Serialize};
@@ -29,9 +32,9 @@ pub enum Distance {
 /// What a copy crosses at its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
-    /// The host's own memory and buses.
+    /// The member's own memory: its GPU's, or its host's.
     Local,
-    /// NVLink.
+    /// Its GPU's port: NVLink, within a host or a domain of several.
     Nvlink,
     /// The host's network.
     Network,
@@ -54,15 +57,22 @@ pub fn distance(a: &Place, b: &Place) -> Distance {
     }
 }
 
-impl Distance {
-    /// What a copy over it crosses.
-    pub fn link(self) -> Link {
-        match self {
-            Self::SameGpu | Self::SameHost => Link::Local,
-            Self::SameDomain => Link::Nvlink,
-            Self::SameRail | Self::SameRack | Self::Elsewhere => Link::Network,
-        }
+/// What a copy between the two crosses. Another GPU of the host is behind the same port as another host's of the domain.
+pub fn crossed(a: &Place, b: &Place) -> Link {
+    match distance(a, b) {
+        Distance::SameHost if a.gpu.is_some() && b.gpu.is_some() => Link::Nvlink,
+        Distance::SameGpu | Distance::SameHost => Link::Local,
+        Distance::SameDomain => Link::Nvlink,
+        Distance::SameRail | Distance::SameRack | Distance::Elsewhere => Link::Network,
     }
+}
+
+/// Chunks of this size are those of the largest images (the paper's); smaller images have smaller ones, so more of them.
+const CHUNK: u64 = 256 << 20;
+
+/// Members above a tail that cost as much as a second reader of a link, for a content of `bytes`: as many as it has chunks, at least `least`.
+pub fn chain(bytes: u64, least: u32) -> u32 {
+    u32::try_from(bytes / CHUNK).unwrap_or(u32::MAX).max(least)
 }
 
 /// One that might be read from.
@@ -78,7 +88,7 @@ pub struct Candidate<'p> {
     pub readers: u32,
     /// How many it serves at most.
     pub most: u32,
-    /// Readers that cross its local link, its NVLink port, its host's network already.
+    /// Readers that cross its memory, its GPU's port, its host's network already.
     pub load: [u32; 3],
     /// Reports against it that are not yet forgotten.
     pub doubts: u32,
@@ -93,7 +103,7 @@ pub struct Candidate<'p> {
 pub fn choose(place: &Place, candidates: &[Candidate<'_>], chain: u32) -> Option<MemberId> {
     let cost = |c: &Candidate<'_>| {
         let distance = distance(place, c.place);
-        let load = match distance.link() {
+        let load = match crossed(place, c.place) {
             Link::Local => c.load[0],
             Link::Nvlink => c.load[1],
             Link::Network => c.load[2],
@@ -146,9 +156,30 @@ mod tests {
     }
 
     #[test]
+    fn gpus_of_one_host_and_of_one_domain_are_behind_one_port() {
+        let at = |host, gpu| Place { domain: Some("d".into()), ..at(host, gpu) };
+        let (seed, same, near, far) = (at("a", "0"), at("a", "0"), at("a", "1"), at("b", "0"));
+        assert_eq!(
+            [&same, &near, &far].map(|place| crossed(place, &seed)),
+            [Link::Local, Link::Nvlink, Link::Nvlink]
+        );
+        assert_eq!(crossed(&at("a", ""), &at("a", "")), Link::Local);
+        let busy = Candidate { load: [0, 1, 0], readers: 1, ..candidate(1, &seed) };
+        let tail = Candidate { depth: 1, ..candidate(2, &near) };
+        assert_eq!(choose(&far, &[busy, tail], 16), Some(id(2)), "a second reader would halve the port");
+    }
+
+    #[test]
+    fn a_chain_is_long_when_it_has_as_many_members_as_the_content_has_chunks() {
+        assert_eq!(chain(20 << 30, 16), 80);
+        assert_eq!(chain(1 << 30, 16), 16);
+        assert_eq!(chain(u64::MAX, 16), u32::MAX);
+    }
+
+    #[test]
     fn a_link_without_a_reader_comes_before_a_shorter_one_with_one() {
         let (near, far) = (at("a", "0"), at("b", "0"));
-        let busy = Candidate { load: [1, 0, 0], readers: 1, ..candidate(1, &near) };
+        let busy = Candidate { load: [0, 1, 0], readers: 1, ..candidate(1, &near) };
         assert_eq!(choose(&at("a", "1"), &[busy, candidate(2, &far)], 16), Some(id(2)));
         assert_eq!(choose(&at("a", "1"), &[candidate(1, &near), candidate(2, &far)], 16), Some(id(1)));
         // Its network carries somebody; its memory does not.

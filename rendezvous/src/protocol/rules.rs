@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Rules {
     /// How long a member may be silent.
     pub lease: Duration,
-    /// Members above a tail that cost as much as one reader of a link.
+    /// Members above a tail that cost as much as one reader of a link; more for large contents ([`chain`](super::chain)).
     pub chain: u32,
     /// The most members.
     pub members: usize,

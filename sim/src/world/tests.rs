@@ -307,3 +307,17 @@ fn a_links_curve_is_what_copies_of_that_size_run_at() {
         assert!((found / rate - 1.0).abs() < 1e-3, "{chunk}: {found}");
     }
 }
+
+#[test]
+fn the_service_places_clones_of_a_large_image_as_a_chain_would() {
+    for (profile, clones, ranks, image) in [("gb300", 8, 1, 41_400_000_000), ("h100-roce", 64, 8, 20 << 30)] {
+        let profile = Profile::built_in(profile).unwrap();
+        let chunk = Chunk::Bytes(64 << 20);
+        let last = |topology| {
+            let scenario = Scenario { topology, ranks, chunk, ..Scenario::new(image, clones) };
+            simulate(&profile, &scenario).unwrap().filled().unwrap().last_ms
+        };
+        let (placed, chain) = (last(Topology::Placed), last(Topology::Chain));
+        assert!(placed <= chain * 1.02, "{placed} ms, where a chain takes {chain}");
+    }
+}

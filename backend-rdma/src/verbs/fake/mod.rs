@@ -1,9 +1,14 @@
 //! A verbs provider in this process for the crate's tests: READs are copies, and any call or completion can be made to fail.
+//! It reaches GPU memory as a card does, through its dma-buf; the stand-in driver's can be mapped.
+
+mod memory;
 
 use super::{
     Call, Change, Completion, Event, Gid, GidKind, Handle, Limits, LinkLayer, Port, ReadRequest, Refused,
     Registered, Status, Verbs, VerbsError,
 };
+pub(crate) use memory::Asked;
+use memory::Memory;
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,16 +28,15 @@ struct State {
     channels: HashMap<usize, OwnedFd>,
     /// The device of each domain or context.
     devices_of: HashMap<usize, String>,
-    regions: HashMap<u32, (usize, u64, u64)>,
+    memory: Memory,
     events: HashMap<String, VecDeque<Event>>,
-    /// The calls that were to register memory, in order.
-    registrations: Vec<&'static str>,
     // What is asked of it.
     names: Vec<String>,
     down: Vec<String>,
     gids: Vec<Gid>,
     max_mr_size: u64,
-    refuse: HashMap<&'static str, i32>,
+    /// By call: calls that pass before each is refused with this errno.
+    refuse: HashMap<&'static str, (usize, i32)>,
     /// By device: READs that pass before the post is refused with this errno.
     refuse_posts: HashMap<String, (usize, i32)>,
     /// By device: READs that pass before one completes with this status.
@@ -80,7 +84,12 @@ impl Fake {
 
     /// The call fails with this errno from now on.
     pub(crate) fn refuse(&self, call: &'static str, errno: i32) {
-        self.state().refuse.insert(call, errno);
+        self.refuse_after(call, 0, errno);
+    }
+
+    /// As [`refuse`](Self::refuse), once it was called `calls` times more.
+    pub(crate) fn refuse_after(&self, call: &'static str, calls: usize, errno: i32) {
+        self.state().refuse.insert(call, (calls, errno));
     }
 
     /// After `reads` READs on `device`, posting is refused once.
@@ -125,20 +134,33 @@ impl Fake {
         }
     }
 
-    pub(crate) fn registrations(&self) -> Vec<&'static str> {
-        self.state().registrations.clone()
+    /// The calls that were to register memory, in order.
+    pub(crate) fn registrations(&self) -> Vec<Asked> {
+        self.state().memory.asked.clone()
+    }
+
+    /// How many regions were made and given back.
+    pub(crate) fn deregistered(&self) -> usize {
+        self.state().memory.deregistered
     }
 
     /// Regions, pairs, queues and contexts that are there.
     pub(crate) fn left(&self) -> [usize; 4] {
         let s = self.state();
-        [s.regions.len(), s.pairs.len(), s.queues.len(), s.contexts.len()]
+        [s.memory.count(), s.pairs.len(), s.queues.len(), s.contexts.len()]
     }
 }
 
 impl State {
-    fn check(&self, call: &'static str) -> Call<()> {
-        self.refuse.get(call).map_or(Ok(()), |errno| Err(VerbsError { call, errno: *errno }))
+    fn check(&mut self, call: &'static str) -> Call<()> {
+        match self.refuse.get_mut(call) {
+            None => Ok(()),
+            Some((0, errno)) => Err(VerbsError { call, errno: *errno }),
+            Some((calls, _)) => {
+                *calls -= 1;
+                Ok(())
+            }
+        }
     }
 
     fn make(&mut self) -> (usize, Handle) {
@@ -168,13 +190,11 @@ impl State {
             self.pairs.get_mut(&pair).unwrap().held.push(*read);
             return;
         }
-        let inside = |key, at: u64| {
-            let region = self.regions.get(&key);
-            region.is_some_and(|(_, start, len)| at >= *start && at + u64::from(read.len) <= start + len)
-        };
-        let mut status = match (inside(read.local_key, read.to), inside(read.remote_key, read.from)) {
-            (false, _) => Status::LOCAL_PROTECTION,
-            (_, false) => Status::REMOTE_ACCESS,
+        let from = self.memory.find(read.remote_key, read.from, read.len);
+        let to = self.memory.find(read.local_key, read.to, read.len);
+        let mut status = match (to, from) {
+            (None, _) => Status::LOCAL_PROTECTION,
+            (_, None) => Status::REMOTE_ACCESS,
             _ => Status::SUCCESS,
         };
         if let Some((left, wanted)) = self.statuses.get_mut(&device) {
@@ -183,9 +203,9 @@ impl State {
             }
             *left = left.saturating_sub(1);
         }
-        if status == Status::SUCCESS {
-            let from = ptr::with_exposed_provenance::<u8>(read.from as usize);
-            let to = ptr::with_exposed_provenance_mut::<u8>(read.to as usize);
+        if let (Status::SUCCESS, Some(from), Some(to)) = (status, from, to) {
+            let from = ptr::with_exposed_provenance::<u8>(from);
+            let to = ptr::with_exposed_provenance_mut::<u8>(to);
             // SAFETY: both ends lie in regions that were registered, which the tests keep mapped; the requests' owner keeps
             // others off the destination.
             unsafe { ptr::copy_nonoverlapping(from, to, read.len as usize) };
@@ -197,19 +217,20 @@ impl State {
         }
     }
 
-    fn registered(&mut self, address: u64, len: u64) -> Call<Registered> {
-        if len > self.max_mr_size {
-            return Err(VerbsError { call: "ibv_reg_mr", errno: 12 });
+    /// Notes the call, and refuses it where it is to be refused.
+    fn registering(&mut self, asked: Asked) -> Call<(usize, Handle)> {
+        self.memory.asked.push(asked);
+        self.check(asked.call)?;
+        if asked.len > self.max_mr_size {
+            return Err(VerbsError { call: asked.call, errno: 12 });
         }
-        let (number, handle) = self.make();
-        self.regions.insert(number as u32, (number, address, len));
-        Ok(Registered { handle, local_key: number as u32, remote_key: number as u32 })
+        Ok(self.make())
     }
 }
 
 impl Verbs for Fake {
     fn devices(&self) -> Call<Vec<String>> {
-        let s = self.state();
+        let mut s = self.state();
         s.check("ibv_get_device_list")?;
         Ok(s.names.clone())
     }
@@ -229,13 +250,13 @@ impl Verbs for Fake {
         Ok(())
     }
     fn limits(&self, _: Handle) -> Call<Limits> {
-        let s = self.state();
+        let mut s = self.state();
         s.check("ibv_query_device")?;
         let max_mr_size = s.max_mr_size;
         Ok(Limits { max_mr_size, max_qp_wr: 1024, max_cqe: 4096, reads_in: 16, reads_out: 16, ports: 1 })
     }
     fn port(&self, context: Handle, _: u8) -> Call<Port> {
-        let s = self.state();
+        let mut s = self.state();
         s.check("ibv_query_port")?;
         let down = s.down.contains(&s.devices_of[&address_of(context)]);
         let state = if down { 1 } else { Port::ACTIVE };
@@ -269,24 +290,25 @@ impl Verbs for Fake {
     }
     unsafe fn register(&self, _: Handle, address: u64, len: u64) -> Call<Registered> {
         let mut s = self.state();
-        s.registrations.push("ibv_reg_mr");
-        s.check("ibv_reg_mr")?;
-        s.registered(address, len)
+        let asked = Asked { call: "ibv_reg_mr", offset: 0, address, len };
+        let made = s.registering(asked)?;
+        Ok(s.memory.by_address(made, asked))
     }
     unsafe fn register_dma_buf(
         &self,
         _: Handle,
-        _: BorrowedFd<'_>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
         len: u64,
         address: u64,
     ) -> Call<Registered> {
         let mut s = self.state();
-        s.registrations.push("ibv_reg_dmabuf_mr");
-        s.check("ibv_reg_dmabuf_mr")?;
-        s.registered(address, len)
+        let asked = Asked { call: "ibv_reg_dmabuf_mr", offset, address, len };
+        let made = s.registering(asked)?;
+        s.memory.by_dma_buf(made, fd, asked)
     }
     fn deregister(&self, region: Handle) -> Call<()> {
-        self.state().regions.retain(|_, (number, ..)| *number != address_of(region));
+        self.state().memory.deregister(address_of(region));
         Ok(())
     }
     fn channel(&self, _: Handle) -> Call<(Handle, RawFd)> {
