@@ -2,7 +2,8 @@
 
 use super::{
     ledger::{Key, Place, State},
-    store::{Inner, Kept, Thing},
+    store::Inner,
+    thing::{Kept, Thing},
 };
 use crate::{
     io::{Each, Lane},
@@ -35,7 +36,7 @@ pub(super) fn run(agent: &Inner) {
         let ready = filled.is_ok();
         agent.decide(&thing, filled);
         if let (true, Place::Host, Some(device)) = (ready, &thing.key.place, &agent.config.pin_for) {
-            let pinned = agent.gpu(device.uuid()).and_then(|context| agent.pins(&thing, &context));
+            let pinned = agent.gpu(device.uuid()).and_then(|context| thing.pins(&context));
             if let Err(error) = pinned {
                 tracing::warn!(%error, "not pinned: the first push tries again");
             }
@@ -105,8 +106,8 @@ fn staged(agent: &Inner, thing: &Thing, filling: &Filling, context: &Context) ->
     if let Err(e) = agent.attach(&host, OWN) {
         return Some(Err(e));
     }
-    let pushed = agent
-        .pins(&host, context)
+    let pushed = host
+        .pins(context)
         .and_then(|(pins, _)| push_pinned(filling, &pins, &Phases::default(), &mut |_| stop(&thing.cancel)));
     agent.detach(&host, OWN);
     Some(pushed.map(drop))

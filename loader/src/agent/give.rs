@@ -4,7 +4,7 @@ use super::{
     ledger::{Key, Place},
     protocol::{Grant, HEARTBEAT, Reply},
     session::Session,
-    store::{Kept, Thing, host},
+    thing::{Kept, Thing, host},
 };
 use crate::pipeline::{Filling, Phases, push_pinned};
 use flashboot_core::{ByteRange, Error, Kind, Location, Locator, Result};
@@ -97,7 +97,7 @@ impl Session<'_> {
         self.agent.attach(&thing, self.client)?;
         let push = || -> Result<(u64, Duration)> {
             let context = self.agent.gpu(uuid)?;
-            let (pins, pinning) = self.meanwhile(&thing, || self.agent.pins(&thing, &context))?;
+            let (pins, pinning) = self.meanwhile(&thing, || thing.pins(&context))?;
             let arena = CudaArena::attach(&context, descriptor.as_fd(), into, Attach::Write, None)?;
             // The client compares: here it is only said what has been copied.
             let filling = Arc::new(Filling::new(arena, None)?);

@@ -18,6 +18,7 @@ mod serve;
 mod session;
 mod source;
 mod store;
+mod thing;
 
 pub use attached::{AttachedProducer, Target};
 pub use client::{Attached, Client, ClientConfig, Order};

@@ -5,7 +5,8 @@ use super::{
     protocol::{
         Envelope, HEARTBEAT, MOST_REPLY, MOST_REQUEST, PROTOCOL_VERSION, Reply, Request, receive, send,
     },
-    store::{Inner, Thing},
+    store::Inner,
+    thing::Thing,
 };
 use flashboot_channel::{ErrorWire, local::Wire};
 use flashboot_core::{Error, Kind, Result};

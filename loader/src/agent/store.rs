@@ -6,25 +6,22 @@
 use super::{
     filler,
     ledger::{Ask, ClientId, Counts, Entry, Holding, Id, Key, Ledger, Made, Place, State},
+    thing::{Kept, Thing},
 };
-use crate::{
-    io::SourceFile,
-    pipeline::{FillConfig, Filling, Pins},
-};
-use flashboot_core::{Arena, Digests, Error, Generation, Kind, Result};
+use crate::{io::SourceFile, pipeline::FillConfig};
+use flashboot_core::{Digests, Error, Kind, Result};
 use flashboot_cuda::{Context, Device};
-use flashboot_memory::{HostArena, HostArenaConfig, PageKind, budget, pages};
+use flashboot_memory::{HostArenaConfig, PageKind, budget, pages};
 use serde::{Deserialize, Serialize};
 use std::{
-    any::Any,
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// How an agent keeps memory.
@@ -88,31 +85,6 @@ struct Books {
     ledger: Ledger,
     things: BTreeMap<Id, Arc<Thing>>,
     clients: ClientId,
-}
-
-/// One arena, from the ask for it on.
-#[derive(Debug)]
-pub(super) struct Thing {
-    pub(super) id: Id,
-    pub(super) key: Key,
-    pub(super) digests: Arc<Digests>,
-    /// Until it is filled.
-    pub(super) file: Mutex<Option<SourceFile>>,
-    /// It was given up: whoever fills it stops.
-    pub(super) cancel: AtomicBool,
-    pub(super) filling: OnceLock<Arc<Filling>>,
-    /// Set once it is verified.
-    pub(super) kept: OnceLock<Kept>,
-    pins: Mutex<Option<Arc<Pins>>>,
-    outcome: Mutex<Option<Result<()>>>,
-    decided: Condvar,
-}
-
-/// Memory that is full and verified.
-#[derive(Debug, Clone)]
-pub(super) struct Kept {
-    pub(super) arena: Arc<dyn Arena>,
-    pub(super) generation: Generation,
 }
 
 impl Agent {
@@ -201,18 +173,7 @@ impl Inner {
             Made::New(id, victims) => (id, victims),
         };
         let gone = books.take(&victims);
-        let thing = Arc::new(Thing {
-            id,
-            key,
-            digests,
-            file: Mutex::new(Some(file)),
-            cancel: AtomicBool::new(false),
-            filling: OnceLock::new(),
-            kept: OnceLock::new(),
-            pins: Mutex::default(),
-            outcome: Mutex::default(),
-            decided: Condvar::new(),
-        });
+        let thing = Arc::new(Thing::new(id, key, digests, file));
         books.things.insert(id, Arc::clone(&thing));
         drop(books);
         give_back(gone, "for another image");
@@ -372,20 +333,6 @@ impl Inner {
         thing.decide(outcome);
     }
 
-    /// What of the host's memory is pinned for pushes of it, pinned now where it is not.
-    pub(super) fn pins(&self, thing: &Thing, context: &Context) -> Result<(Arc<Pins>, Duration)> {
-        let began = Instant::now();
-        let mut pins = thing.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pins) = &*pins {
-            return Ok((Arc::clone(pins), Duration::ZERO));
-        }
-        let kept =
-            thing.kept.get().ok_or_else(|| Error::new(Kind::Unavailable, "push", "it is not ready"))?;
-        let arena = host(&kept.arena)?;
-        let made = pins.insert(Arc::new(Pins::new(context, &arena)?));
-        Ok((Arc::clone(made), began.elapsed()))
-    }
-
     pub(super) fn entry(&self, thing: &Thing) -> Option<Entry> {
         self.books().ledger.entry(thing.id, Instant::now())
     }
@@ -397,11 +344,7 @@ impl Inner {
             let verified = of(&id).and_then(|thing| thing.filling.get()).map_or(0, |filling| filling.bytes());
             Listed { entry, verified }
         });
-        let pinned = books.things.values().filter_map(|thing| {
-            // One that is being pinned has its lock taken for long.
-            let pins = thing.pins.try_lock().ok()?;
-            Some(pins.as_ref()?.bytes())
-        });
+        let pinned = books.things.values().filter_map(|thing| thing.pinned());
         Status {
             release: env!("CARGO_PKG_VERSION").to_owned(),
             limit: self.config.limit,
@@ -453,32 +396,4 @@ fn given_up() -> Error {
 
 fn stopped() -> Error {
     Error::new(Kind::Unavailable, "agent", "the agent is stopping").with_remedy("ask again when it runs")
-}
-
-/// `arena` as the host's.
-pub(super) fn host(arena: &Arc<dyn Arena>) -> Result<Arc<HostArena>> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
-    any.downcast().map_err(|_| Error::new(Kind::Invalid, "agent", "the arena is not in host memory"))
-}
-
-impl Thing {
-    /// Says how it ended, once: what comes later changes nothing.
-    fn decide(&self, outcome: Result<()>) {
-        let mut decided = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        decided.get_or_insert(outcome);
-        drop(decided);
-        self.decided.notify_all();
-    }
-
-    /// How it ended, if it has within `timeout`.
-    pub(super) fn wait(&self, timeout: Duration) -> Option<Result<()>> {
-        let decided = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.decided.wait_timeout_while(decided, timeout, |decided| decided.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-
-    /// Bytes that are there and verified.
-    pub(super) fn verified(&self) -> u64 {
-        self.filling.get().map_or(0, |filling| filling.bytes())
-    }
 }
