@@ -2,7 +2,7 @@
 //! between engines (*held*). `docs/agent.md` is for who runs one.
 //!
 //! Owns: what the agent has and what has to go for what ([`Ledger`], pure); the memory itself ([`Agent`]); the control socket
-//! and its protocol ([`serve`], [`Client`]); what of it a load sees ([`StagedSource`], [`HeldSource`]).
+//! and its protocol ([`serve`](fn@serve), [`Client`]); what of it a load sees ([`StagedSource`], [`HeldSource`]).
 //!
 //! Must never: call anything ready that was not verified; give memory away that somebody has attached; read a file by the
 //! name that a client gives; wait for a client without a deadline.
