@@ -96,7 +96,7 @@ async fn a_lost_source_is_let_go_of_though_its_word_was_waited_for() {
         assignment: Assignment::of(Schedule::Chain { clones: 1 }, 1, geometry),
         expected: None,
         policy: Policy { stall: 100 * SECOND, ..Policy::default() },
-        limits: Limits { pull: SECOND, quiesce: SECOND },
+        limits: Limits { pull: SECOND, quiesce: SECOND, floor: None },
     };
     let ended = replicate(job, Arc::<Peers>::clone(&peers), &mut ()).await;
     assert_eq!(ended.unwrap_err().kind(), Kind::SourceLost);

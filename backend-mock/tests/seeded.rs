@@ -73,7 +73,7 @@ fn run(schedule: Schedule, faults: Vec<Fault>) -> History {
                 assignment: Assignment::of(schedule, rank, geometry),
                 expected: Some(Arc::clone(&expected)),
                 policy: Policy { stall: SECOND, max_losses: 50, ..Policy::default() },
-                limits: Limits { pull: SECOND, quiesce: SECOND },
+                limits: Limits { pull: SECOND, quiesce: SECOND, floor: None },
             };
             let locators = Arc::clone(&locators);
             let peers = Peers { exchange: Arc::clone(exchange), arena: Arc::clone(arena), locators };

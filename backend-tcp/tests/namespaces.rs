@@ -202,7 +202,7 @@ async fn clone(args: &[String]) {
         assignment: Assignment::of(Schedule::Chain { clones: 1 }, 1, geometry),
         expected: Some(Arc::new(Digests::of(&geometry, &bytes))),
         policy: Policy { stall: PATIENCE, ..Policy::default() },
-        limits: Limits { pull: PATIENCE, quiesce: 5 * SECOND },
+        limits: Limits { pull: PATIENCE, quiesce: 5 * SECOND, floor: None },
     };
     let sources = Upstream { arena: Arc::clone(&arena), config, locators };
     let mut observer = |step: Step| {

@@ -171,6 +171,10 @@ fn inspect_image(path: &Path, image: &Image) -> Inspection {
             let name = rank.table.at(*number).map_or_else(String::new, |t| t.name.to_owned());
             found.aliases.insert(alias.clone(), name);
         }
+        for view in rank.table.views() {
+            let name = rank.table.at(view.of).map_or_else(String::new, |t| t.name.to_owned());
+            found.aliases.insert(view.name.clone(), name);
+        }
     }
     found
 }

@@ -10,6 +10,7 @@
 mod aliases;
 mod assign;
 mod blocks;
+mod capture;
 mod cause;
 mod config;
 mod cost;
@@ -39,6 +40,7 @@ mod verify;
 
 pub use assign::{LayoutOptions, Slicing};
 pub use blocks::Progress;
+pub use capture::{Captured, CapturedTensor, NewView, TensorBytes, capture};
 pub use cause::{FieldProblem, IoCause, Names};
 pub use config::ModelConfig;
 pub use cost::{Cost, CostOptions, PlanReport, RankCost, plan};
@@ -48,9 +50,9 @@ pub use experts::place;
 pub use gather::Gather;
 pub use header::Header;
 pub use image::{
-    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, Kernel, LayoutInfo, Manifest,
-    Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage, World,
-    is_image,
+    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, ImageView, Kernel, LayoutInfo,
+    Manifest, Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage,
+    World, is_image,
 };
 pub use index::Index;
 pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};

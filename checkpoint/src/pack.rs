@@ -125,14 +125,15 @@ fn write_image(
     let coordinate = Coordinate::WHOLE;
     let (payload_name, table_name) = (format!("{coordinate}.img"), format!("{coordinate}.json"));
     let payload_path = staging.dir().join(&payload_name);
-    let digests = write_payload(&payload_path, plan, sources, options, progress)?;
+    let fill = |piece, bytes: &mut [u8]| plan.fill(piece, bytes, sources);
+    let digests = write_payload(&payload_path, plan.layout().payload(), fill, options, progress)?;
     let table_path = staging.dir().join(&table_name);
     let (tensors, layout) = (checkpoint.tensors(), plan.layout());
     let name = |number: usize| tensors.at(number).map_or("", |t| t.name);
     let aliases: Vec<_> = checkpoint.aliases().iter().map(|(a, n)| (a.as_str(), name(*n))).collect();
     let origin = TableOrigin::Checkpoint(checkpoint, sources);
     let separator = layout.separator();
-    let parts = TableParts { origin, aliases: &aliases, separator, digests: &digests };
+    let parts = TableParts { origin, aliases: &aliases, views: &[], separator, digests: &digests };
     let (table_bytes, table_hash) = write_hashed(&table_path, |out| {
         write_table(&table_path, out, &parts, |take| {
             for number in layout.order() {
@@ -190,22 +191,22 @@ fn write_image(
     Ok((metadata, plan.layout().separator()))
 }
 
-fn write_payload(
+/// Writes a payload of `bytes`, which `fill` gives piece by piece, and syncs it.
+pub(crate) fn write_payload(
     path: &Path,
-    plan: &PackPlan<'_>,
-    sources: &[Source],
+    bytes: u64,
+    fill: impl Fn(ByteRange, &mut [u8]) -> Result<()> + Sync,
     options: &PackOptions,
     progress: &dyn Progress,
 ) -> Result<Digests> {
-    let geometry = geometry(plan.layout().payload())?;
+    let geometry = geometry(bytes)?;
     let out = DirectFile::create(path, geometry.payload())?;
     let count = usize::try_from(geometry.blocks()).unwrap_or(usize::MAX);
     let values = Mutex::new(vec![BlockDigest([0; 32]); count]);
     let threads = workers(options.workers, PACK_WORKERS);
     each_block(path, &geometry, threads, progress, |index, range, slab| {
-        let fill = |piece, bytes: &mut [u8]| plan.fill(piece, bytes, sources);
         let write = |piece: ByteRange, bytes: &[u8]| out.write_at(piece.start, bytes);
-        let value = hash_block(&geometry, range, slab, fill, write)?;
+        let value = hash_block(&geometry, range, slab, &fill, write)?;
         let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = usize::try_from(index).ok().and_then(|i| values.get_mut(i)) {
             *slot = value;

@@ -4,6 +4,7 @@
 //! no permission). With `--json` exactly one object is on stdout, whatever happens.
 #![forbid(unsafe_code)]
 
+mod again;
 mod args;
 mod demo;
 mod exit;

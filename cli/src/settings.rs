@@ -157,6 +157,7 @@ impl Settings {
         }
         let waits = [
             ("replicate.stall", replicate.stall),
+            ("replicate.floor_window", replicate.floor_window),
             ("replicate.setup_timeout", replicate.setup_timeout),
             ("replicate.transfer_timeout", replicate.transfer_timeout),
             ("replicate.pull_timeout", replicate.pull_timeout),

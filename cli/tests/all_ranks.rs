@@ -133,6 +133,20 @@ fn all_ranks_are_committed_at_once_or_none() {
 }
 
 #[test]
+fn a_rank_that_nobody_holds_is_named() {
+    let fleet = Fleet::new();
+    let _first = fleet.seed(&fleet.ranks[0], &[]);
+    let at = ["--rendezvous", &fleet.endpoint, "--threads", "1", "--patience", "2s"];
+    let (code, said) = fleet.place.json(&[&["clone", "--model", "m", "--all-ranks"], &at[..]].concat());
+    let error = &said["error"];
+    assert_eq!((code, &error["kind"]), (1, &"unavailable".into()), "{said}");
+    let missing = &fleet.ranks[1];
+    assert!(error["detail"].as_str().unwrap().contains(&format!("rank {missing}: nobody holds")), "{said}");
+    let remedy = error["remedy"].as_str().unwrap();
+    assert!(remedy.ends_with(&format!("nobody holds: {missing}")), "{said}");
+}
+
+#[test]
 fn a_nodes_own_ranks_go_around_its_gpus() {
     let fleet = Fleet::new();
     let driver = Driver::new(&fleet.place);

@@ -8,6 +8,9 @@ use common::{Place, object, said, stand_in::Driver};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -38,10 +41,10 @@ fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
 fn without_driver(place: &Place) -> Driver {
     let driver = Driver::new(place);
     let library = place.path("driver/lib/libcuda.so.1");
-    std::fs::remove_file(&library).unwrap();
+    fs::remove_file(&library).unwrap();
     // Found first, by either name, and no library.
-    std::fs::write(&library, "").unwrap();
-    std::fs::write(library.with_extension(""), "").unwrap();
+    fs::write(&library, "").unwrap();
+    fs::write(library.with_extension(""), "").unwrap();
     driver
 }
 
@@ -154,15 +157,20 @@ impl Drop for Listening {
     }
 }
 
-#[test]
-fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
-    use std::io::{BufRead as _, BufReader};
-    let place = Place::new();
-    let mut command = place.flashboot(&["doctor", "--listen", "127.0.0.1:0", "--json"]);
+/// And what it is to be dialled at.
+fn listens(place: &Place, more: &[&str]) -> (Listening, String) {
+    let mut command = place.flashboot(&[&["doctor", "--listen", "127.0.0.1:0", "--json"], more].concat());
     let mut listening = Listening(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(listening.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let endpoint = serde_json::from_str::<Value>(&line).unwrap()["endpoint"].as_str().unwrap().to_owned();
+    (listening, endpoint)
+}
+
+#[test]
+fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
+    let place = Place::new();
+    let (listening, endpoint) = listens(&place, &[]);
     let paths = |floor: &str| {
         let found = place.ok(&["doctor", "--peer", &endpoint, "--floor", floor]);
         found["paths"].as_array().unwrap().clone()
@@ -192,6 +200,23 @@ fn two_doctors_read_each_other_and_a_slow_path_is_degraded() {
     let (code, nobody) = place.json(&["doctor", "--peer", "127.0.0.1:1"]);
     assert_eq!((code, &nobody["error"]["peer"]), (1, &"127.0.0.1:1".into()));
     drop(listening);
+}
+
+#[test]
+fn doctors_that_have_a_token_meet_only_who_has_it_too() {
+    let place = Place::new();
+    let token = |name: &str| {
+        let path = place.path(name);
+        let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        write!(file, "the secret of {name}, long enough").unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (ours, another) = (token("ours"), token("another"));
+    let (_listening, endpoint) = listens(&place, &["--token-file", &ours]);
+    let (code, refused) = place.json(&["doctor", "--peer", &endpoint, "--token-file", &another]);
+    assert_eq!((code, &refused["error"]["kind"]), (3, &"permission".into()), "{refused}");
+    let met = place.ok(&["doctor", "--peer", &endpoint, "--token-file", &ours]);
+    assert!(met["paths"].as_array().is_some_and(|paths| !paths.is_empty()), "{met}");
 }
 
 /// In the middle of a driver's call: no verb but those that write looks after signals by itself.
@@ -231,7 +256,7 @@ fn a_signal_is_said_where_a_verb_does_not_look_after_it() {
 }
 
 fn has_thread(pid: u32, name: &str) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     names.any(|comm| comm.trim_end() == name)
 }

@@ -164,6 +164,26 @@ fn a_clone_whose_own_context_is_lost_ends_at_once_and_the_others_finish() {
 }
 
 #[test]
+fn a_clone_whose_context_is_lost_once_is_started_again_and_completes() {
+    let mut machine = Machine::new();
+    let mut restarted = 0;
+    for after in [250, 350, 450, 550] {
+        machine.driver.strike_once(&format!("poison:device=1:after={after}:ECC_UNCORRECTABLE"));
+        let (exit, report) =
+            machine.replicate(&["-n", "2", "--topology", "star", "--device", "cuda:*", "--chunk", "16MiB"]);
+        let Some(clones) = report["clones"].as_array().filter(|_| exit == 0) else {
+            // Before the release nothing is started again.
+            assert_eq!(report["error"]["kind"], "context-lost", "{report}");
+            continue;
+        };
+        all_verified(&report);
+        assert_eq!(clones[1]["restarts"], 0, "{report}");
+        restarted += clones[0]["restarts"].as_u64().unwrap();
+    }
+    assert!(restarted > 0, "never in the transfer");
+}
+
+#[test]
 fn a_gpu_that_dies_takes_its_clone_along_with_its_cause_and_nobody_else() {
     let mut machine = Machine::new();
     let fault = |after| format!("die:device=1:after={after}");

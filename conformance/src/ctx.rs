@@ -283,7 +283,7 @@ impl Member {
             assignment: Assignment::of(schedule, self.ctx.rank, self.geometry),
             expected: plan.verify.map(|salt| Arc::new(oracle::digests(salt, &self.geometry))),
             policy: Policy { stall, ..Policy::default() },
-            limits: Limits { pull: Duration::from_secs(10), quiesce: Duration::from_secs(5) },
+            limits: Limits { pull: Duration::from_secs(10), quiesce: Duration::from_secs(5), floor: None },
         };
         let peers = Peers {
             ctx: self.ctx.clone(),

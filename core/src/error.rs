@@ -180,6 +180,12 @@ impl Error {
         self
     }
 
+    /// The same without what to do, and that: for an error that has this one in its sentence, and says it itself.
+    pub fn split_remedy(mut self) -> (Self, Option<String>) {
+        let remedy = self.0.remedy.take();
+        (self, remedy)
+    }
+
     /// What kind of failure it is.
     pub fn kind(&self) -> Kind {
         self.0.kind

@@ -4,13 +4,17 @@ use crate::{BlockDigest, ByteRange, Generation, Observed, Result, ShardId};
 use async_trait::async_trait;
 use std::{any::Any, fmt, time::Duration};
 
-/// A participant, as schedules and errors name it. What it stands for is the caller's (a rank, a lease).
+/// A participant, as schedules and errors name it. What it stands for is the caller's: a rank, which is a small number and reads
+/// `#3`, or a member's generation, which is random and reads as every other place has it, in 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct PeerId(pub u64);
 
+/// What is not larger is a rank's number: one generation in four thousand million would be taken for one.
+const RANKS: u64 = u32::MAX as u64;
+
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
+        if self.0 <= RANKS { write!(f, "#{}", self.0) } else { write!(f, "{:016x}", self.0) }
     }
 }
 
@@ -84,4 +88,16 @@ pub trait InFlight: Send {
     /// [`crate::Kind::Cancelled`] after a cancel that took, [`crate::Kind::SourceLost`] and the transport's
     /// own. Whatever the error, the memory is quiet and the range free.
     async fn quiesced(&mut self) -> Result<Landed>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_reads_as_a_number_and_a_member_as_its_generation() {
+        assert_eq!(PeerId(3).to_string(), "#3");
+        let generation = Generation::from_random(0x00ab_cdef_0123_4567);
+        assert_eq!(PeerId(generation.word()).to_string(), generation.to_string());
+    }
 }

@@ -41,6 +41,8 @@ pub(crate) enum Fault {
     Poison { device: Option<usize>, after: u64, code: u32 },
     /// `die:device=D:after=N`: after N calls device D of the host is gone.
     Die { device: usize, after: u64 },
+    /// `once:FAULT`: that fault, in the first process of the host that it can strike and in no other, also of a later run.
+    Once(Box<Self>),
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -94,6 +96,11 @@ impl Fault {
     }
 
     fn read(text: &str) -> Option<Self> {
+        if let Some(fault) = text.strip_prefix("once:") {
+            return Some(Self::Once(Box::new(
+                Self::read(fault).filter(|fault| !matches!(fault, Self::Once(_)))?,
+            )));
+        }
         let parts: Vec<&str> = text.split(':').collect();
         let after = |part: &str| part.strip_prefix("after=")?.parse().ok();
         let device = |part: &str| part.strip_prefix("device=")?.parse().ok();
@@ -139,5 +146,7 @@ mod tests {
         assert_eq!(Fault::parse("die:device=1:after=0"), Fault::Die { device: 1, after: 0 });
         assert_eq!(Fault::read("cuMemCreate:x:1"), None);
         assert_eq!(Fault::read("nonsense"), None);
+        assert_eq!(Fault::parse("once:poison:after=3"), Fault::Once(Box::new(poison(None, 3, 220))));
+        assert_eq!(Fault::read("once:once:poison:after=3"), None);
     }
 }

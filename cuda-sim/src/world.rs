@@ -87,27 +87,53 @@ fn due(function: &'static str) -> Result<(), u32> {
     *count += 1;
     let count = *count;
     drop(calls);
-    for fault in &config().faults {
-        match fault {
-            Fault::Call { function: named, nth, code } => {
-                if named == function && nth.is_none_or(|nth| nth == count) {
-                    return Err(*code);
-                }
+    for (number, fault) in config().faults.iter().enumerate() {
+        let (fault, once) = match fault {
+            Fault::Once(fault) => (&**fault, true),
+            fault => (fault, false),
+        };
+        let is_due = match fault {
+            Fault::Call { function: named, nth, .. } => {
+                named == function && nth.is_none_or(|nth| nth == count)
             }
-            Fault::Poison { device, after, code } if total > *after => {
+            Fault::Poison { after, .. } | Fault::Die { after, .. } => total > *after,
+            Fault::Once(_) => false,
+        };
+        if !is_due || once && !claims(number, fault) {
+            continue;
+        }
+        match fault {
+            Fault::Call { code, .. } => return Err(*code),
+            Fault::Poison { device, code, .. } => {
                 if let Some(world) = WORLD.get() {
                     world.poison(*device, *code);
                 }
             }
-            Fault::Die { device, after } if total > *after => {
+            Fault::Die { device, .. } => {
                 if let Some(world) = WORLD.get() {
                     world.kill(*device);
                 }
             }
-            Fault::Poison { .. } | Fault::Die { .. } => {}
+            Fault::Once(_) => {}
         }
     }
     Ok(())
+}
+
+/// Whether this process is the one of the host that the fault with this number strikes once: the first that it can strike, as a
+/// file says that all of them share.
+fn claims(number: usize, fault: &Fault) -> bool {
+    static CLAIMED: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
+    if let Fault::Poison { device, .. } = fault
+        && !WORLD.get().is_some_and(|world| world.has_context(*device))
+    {
+        return false;
+    }
+    let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+    *claimed.entry(number).or_insert_with(|| {
+        let file = config().dir.join(format!("once-{number}"));
+        std::fs::File::options().write(true).create_new(true).open(file).is_ok()
+    })
 }
 
 /// Answers a call that needs no initialisation.
@@ -191,6 +217,14 @@ impl World {
         let top = CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(code::INVALID_CONTEXT)?;
         self.state().contexts.usable(top)?;
         Ok(top)
+    }
+
+    /// Whether a context is retained; of that device of the host, where one is said.
+    fn has_context(&self, physical: Option<usize>) -> bool {
+        self.state().contexts.active().into_iter().any(|ordinal| {
+            let device = self.devices.get(ordinal).map(|device| device.physical);
+            physical.is_none() || physical == device
+        })
     }
 
     /// The contexts that are retained, or the one of that device of the host, are beyond use.

@@ -2,6 +2,7 @@
 
 use crate::{
     Report,
+    floor::{Floor, Paces},
     pull::{self, Ended},
 };
 use async_trait::async_trait;
@@ -26,12 +27,14 @@ pub struct Limits {
     pub pull: Duration,
     /// A cancelled pull's quiescence, after which the replication fails.
     pub quiesce: Duration,
+    /// How fast a source has to be, where that is said: a slower one is left, if there is another.
+    pub floor: Option<Floor>,
 }
 
 impl Default for Limits {
-    /// 60 s for a pull (2 GiB at 40 MB/s), 10 s to become quiet.
+    /// 60 s for a pull (2 GiB at 40 MB/s), 10 s to become quiet; no floor.
     fn default() -> Self {
-        Self { pull: Duration::from_secs(60), quiesce: Duration::from_secs(10) }
+        Self { pull: Duration::from_secs(60), quiesce: Duration::from_secs(10), floor: None }
     }
 }
 
@@ -115,6 +118,8 @@ enum Happened {
     Pulled(Ended),
     /// A pull did not give its memory back.
     Wedged(Error),
+    /// It is time to look at the sources' pace.
+    Due,
 }
 
 type Task = BoxFuture<'static, Happened>;
@@ -129,6 +134,7 @@ struct Driver<'a> {
     tasks: FuturesUnordered<Task>,
     /// The word that is waited for, and at whom.
     watch: Option<(PeerId, Task)>,
+    paces: Option<Paces>,
     first_pull: Option<Instant>,
     last_byte: Option<Instant>,
     report: Report,
@@ -151,6 +157,7 @@ pub async fn replicate(job: Job, sources: Arc<dyn Sources>, observer: &mut dyn O
     check(&job)?;
     let span = info_span!("replicate", bytes = job.arena.payload());
     let machine = Replica::new(job.assignment.clone(), job.policy);
+    let paces = job.limits.floor.map(Paces::new);
     let driver = Driver {
         machine,
         job,
@@ -160,6 +167,7 @@ pub async fn replicate(job: Job, sources: Arc<dyn Sources>, observer: &mut dyn O
         movers: BTreeMap::new(),
         tasks: FuturesUnordered::new(),
         watch: None,
+        paces,
         first_pull: None,
         last_byte: None,
         report: Report::default(),
@@ -197,6 +205,11 @@ impl Driver<'_> {
         loop {
             while let Some(event) = events.pop_front() {
                 let event = self.blamed(event);
+                if let (Some(paces), Event::Reassigned { source: Some(source), .. }) =
+                    (&mut self.paces, &event)
+                {
+                    paces.given(*source);
+                }
                 trace!(?event);
                 for command in self.machine.handle(self.began.elapsed(), event) {
                     trace!(?command);
@@ -222,6 +235,11 @@ impl Driver<'_> {
                     events.extend(ended.lost);
                 }
                 Happened::Wedged(error) => return Err(error),
+                Happened::Due => {
+                    let slow = self.paces.as_mut().map(|paces| paces.slow(self.began.elapsed()));
+                    let slow = slow.into_iter().flatten();
+                    events.extend(slow.map(|(source, cause)| Event::Lost { source, cause }));
+                }
             }
         }
     }
@@ -238,31 +256,57 @@ impl Driver<'_> {
 
     /// The next thing that happens. The machine never leaves nothing to wait for before it is over.
     async fn next(&mut self) -> Result<Happened> {
-        let idle = self.tasks.is_empty();
-        let happened = match (&mut self.watch, idle) {
-            (Some((_, watch)), false) => tokio::select! {
-                biased;
-                happened = watch => {
-                    self.watch = None;
-                    Some(happened)
-                }
-                happened = self.tasks.next() => happened,
-            },
-            (Some((_, watch)), true) => {
-                let happened = watch.await;
-                self.watch = None;
-                Some(happened)
+        let due = self.paces.as_ref().and_then(Paces::due).map(|due| self.began + due);
+        let Self { watch, tasks, .. } = self;
+        let is_idle = tasks.is_empty();
+        let watched = watch.as_ref().map(|(source, _)| *source);
+        let word = async {
+            match watch {
+                Some((_, watch)) => watch.await,
+                None => std::future::pending().await,
             }
-            (None, _) => self.tasks.next().await,
         };
-        happened.ok_or_else(|| {
-            Error::new(Kind::Invalid, "replicate", format!("nothing is left to wait for: {:?}", self.machine))
-        })
+        let look = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            happened = word, if watched.is_some() => {
+                self.unwatch();
+                Ok(happened)
+            }
+            Some(happened) = tasks.next(), if !is_idle => Ok(happened),
+            () = look, if due.is_some() => Ok(Happened::Due),
+            else => Err(Error::new(
+                Kind::Invalid,
+                "replicate",
+                format!("nothing is left to wait for: {:?}", self.machine),
+            )),
+        }
+    }
+
+    /// No word is waited for any more.
+    fn unwatch(&mut self) {
+        if let (Some((source, _)), Some(paces)) = (self.watch.take(), &mut self.paces) {
+            paces.unwatched(self.began.elapsed(), source);
+        }
     }
 
     fn landed(&mut self, ended: &Ended) {
-        self.report.verified += ended.verified;
+        if let Some(paces) = &mut self.paces
+            && let Event::Verified { source, chunk }
+            | Event::Corrupt { source, chunk, .. }
+            | Event::Failed { source, chunk, .. } = &ended.event
+        {
+            let right = matches!(ended.event, Event::Verified { .. });
+            paces.ended(self.began.elapsed(), *source, chunk.range.len(), right);
+        }
         if let Event::Verified { source, chunk } = ended.event {
+            // Once, however often a chunk was pulled before it was right.
+            self.report.verified += ended.verified;
             self.last_byte = Some(Instant::now());
             self.report.chunks += 1;
             self.report.bytes += chunk.range.len();
@@ -286,7 +330,10 @@ impl Driver<'_> {
                 self.movers.remove(&source);
                 // A look that still waits would keep the source's memory, and answer for it when it is back.
                 if self.watch.as_ref().is_some_and(|(watched, _)| *watched == source) {
-                    self.watch = None;
+                    self.unwatch();
+                }
+                if let Some(paces) = &mut self.paces {
+                    paces.gone(source);
                 }
             }
             Command::Publish { shard, bytes } => match self.job.arena.publish(shard, bytes) {
@@ -352,6 +399,10 @@ impl Driver<'_> {
                 }
             }
         };
+        self.unwatch();
+        if let Some(paces) = &mut self.paces {
+            paces.watching(self.began.elapsed(), source);
+        }
         self.watch = Some((source, watch.boxed()));
     }
 
@@ -367,6 +418,9 @@ impl Driver<'_> {
         self.first_pull.get_or_insert_with(Instant::now);
         let hash = self.job.expected.as_ref().map(|digests| digests.block());
         let pull = mover.start(Pull { range: chunk.range, hash }).map_err(failed)?;
+        if let Some(paces) = &mut self.paces {
+            paces.pulling(self.began.elapsed(), source, chunk.range.len());
+        }
         self.observer.step(Step::Pulling { source, chunk });
         let finish = pull::finish(
             pull,

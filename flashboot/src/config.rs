@@ -8,6 +8,7 @@ use crate::{
     observe::Http,
 };
 use flashboot_core::{BLOCK, ByteSize, TransportName, replica::Policy, schedule::Schedule};
+use flashboot_driver::Floor;
 use flashboot_loader::budget::Budget;
 pub use flashboot_loader::source::SourceKind;
 use serde::{Deserialize, Serialize};
@@ -202,6 +203,11 @@ pub struct Replicate {
     /// How long a source's progress may stand still.
     #[serde(with = "duration")]
     pub stall: Duration,
+    /// The fewest bytes a second that a clone's source may give while others could give more; 0: any pace will do.
+    pub floor: ByteSize,
+    /// Over how long that is measured.
+    #[serde(with = "duration")]
+    pub floor_window: Duration,
     /// How often one chunk is pulled again from one source after its digest did not match.
     pub repairs: u32,
     /// How many sources one clone may lose before it gives up.
@@ -221,7 +227,7 @@ pub struct Replicate {
 }
 
 impl Default for Replicate {
-    /// One clone by `auto`, verified, with [`Policy::default`]'s limits; 10 min for set-up, 10 min for transfer.
+    /// One clone by `auto`, verified, with [`Policy::default`]'s limits and no floor; 10 min for set-up, 10 min for transfer.
     fn default() -> Self {
         let policy = Policy::default();
         Self {
@@ -236,6 +242,8 @@ impl Default for Replicate {
             verify: true,
             depth: u32::try_from(policy.depth).unwrap_or(2),
             stall: policy.stall,
+            floor: ByteSize(0),
+            floor_window: Duration::from_secs(10),
             repairs: policy.repairs,
             max_losses: policy.max_losses,
             pull_timeout: Duration::from_secs(60),
@@ -257,6 +265,12 @@ impl Replicate {
                 Schedule::Tree { clones, length: self.tree_length.max(1), fanout: self.tree_fanout.max(1) }
             }
         }
+    }
+
+    /// How fast a source has to be for a member with `above` members above it that do not hold all.
+    pub(crate) fn floor(&self, above: u32) -> Option<Floor> {
+        let window = crate::service::stall(self.floor_window, above);
+        (self.floor.0 > 0).then_some(Floor { bytes_per_s: self.floor.0, window })
     }
 
     /// The limits these settings ask for.

@@ -398,8 +398,21 @@ impl Endpoints {
         }
         into.usable()?;
         match (errors.pop(), errors.is_empty()) {
-            (Some(only), true) => Err(only),
+            (Some(only), true) if only.remedy().is_some() => Err(only),
+            (Some(only), true) => Err(self.advised(only, locators, &to, timeout).await),
             _ => Err(none_left("no transport reaches the peer", &passed)),
+        }
+    }
+}
+
+impl Endpoints {
+    /// `error`, of the only transport there was to try, with what its probe says can be done about this pair.
+    async fn advised(&self, error: Error, locators: &[Locator], to: &Location, within: Duration) -> Error {
+        let [Endpoint { name, backend: Some(backend), .. }] = self.ready.as_slice() else { return error };
+        let Some(locator) = locators.iter().find(|locator| locator.transport == *name) else { return error };
+        match tokio::time::timeout(within, backend.probe_pair(locator, to)).await {
+            Ok(Readiness::Unavailable { remedy, .. }) if !remedy.is_empty() => error.with_remedy(remedy),
+            _ => error,
         }
     }
 }

@@ -133,7 +133,7 @@ async fn rank(rank: usize, folder: &Path) {
             assignment: Assignment::of(schedule, rank as u32, geometry()),
             expected: Some(Arc::new(Digests::new(PAYLOAD, BLOCK, values).expect("one a block"))),
             policy: Policy { stall: PATIENCE, ..Policy::default() },
-            limits: Limits { pull: PATIENCE, quiesce: PATIENCE },
+            limits: Limits { pull: PATIENCE, quiesce: PATIENCE, floor: None },
         };
         let sources = Arc::new(Before { exchange, arena: Arc::clone(&arena), locator });
         let report = replicate(job, sources, &mut ()).await.expect("replicated");

@@ -14,6 +14,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Access {
     claims: Claims,
     reads: Mutex<Vec<ByteRange>>,
+    /// Reads that last as long as somebody likes: nobody waits for their end.
+    shared: Mutex<Vec<ByteRange>>,
     ended: Condvar,
 }
 
@@ -22,9 +24,18 @@ impl Access {
         self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Owns `range` for writing; [`Kind::Busy`] when another writer has any byte of it.
+    fn shared(&self) -> MutexGuard<'_, Vec<ByteRange>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Owns `range` for writing; [`Kind::Busy`] when another writer has any byte of it, or it is shared.
     pub(crate) fn write(&self, range: ByteRange) -> Result<Claim> {
         let mut reads = self.reads();
+        if let Some(shared) = self.shared().iter().find(|shared| shared.overlaps(range)) {
+            let detail = format!("bytes {shared} of the arena are in use where they lie");
+            return Err(Error::new(Kind::Busy, "write", detail)
+                .with_remedy("let go of the tensors and buffers that see them, or fill another arena"));
+        }
         // Claimed before waiting, so that no new read can begin.
         let claim = self.claims.claim(range)?;
         while reads.iter().any(|read| read.overlaps(range)) {
@@ -45,6 +56,20 @@ impl Access {
         }
         reads.push(range);
         Ok(Read { access: self, range })
+    }
+
+    /// Keeps writers out of `range` until [`unshare`](Self::unshare); [`Kind::Busy`] when one is in it.
+    pub(crate) fn share(&self, range: ByteRange) -> Result<()> {
+        let _read = self.read(range)?;
+        self.shared().push(range);
+        Ok(())
+    }
+
+    pub(crate) fn unshare(&self, range: ByteRange) {
+        let mut shared = self.shared();
+        if let Some(at) = shared.iter().position(|other| *other == range) {
+            shared.swap_remove(at);
+        }
     }
 
     /// Whether no writer has a byte of `range`.
@@ -74,6 +99,24 @@ impl Drop for Read<'_> {
 mod tests {
     use super::*;
     use std::{sync::Arc, time::Duration};
+
+    #[test]
+    fn a_writer_of_what_is_shared_is_refused_at_once() {
+        let (access, all) = (Access::default(), ByteRange::new(0, 10));
+        access.share(all).unwrap();
+        access.share(all).unwrap();
+        access.read(ByteRange::new(3, 4)).unwrap();
+        let busy = |range| access.write(range).err().map(|e| e.kind());
+        assert_eq!(busy(ByteRange::new(9, 20)), Some(Kind::Busy));
+        assert_eq!(busy(ByteRange::new(10, 20)), None);
+        access.unshare(all);
+        assert_eq!(busy(all), Some(Kind::Busy), "the other still has it");
+        access.unshare(all);
+        let writer = access.write(all).unwrap();
+        assert_eq!(access.share(all).err().map(|e| e.kind()), Some(Kind::Busy));
+        drop(writer);
+        access.share(all).unwrap();
+    }
 
     #[test]
     fn a_writer_waits_for_readers_and_refuses_new_ones() {

@@ -59,6 +59,13 @@ pub struct OwnedRange {
     memory: Arc<HostMemory>,
 }
 
+/// A range of an arena's payload that somebody reads where it lies, for as long as this lives: the memory stays mapped, and
+/// writers of this process are refused.
+pub struct SharedRange {
+    range: ByteRange,
+    memory: Arc<HostMemory>,
+}
+
 impl HostArena {
     /// Makes an arena for `spec`: retired, without progress, every payload byte zero. Blocks for as long as
     /// the kernel needs to reserve or fault in the pages; the report has the times.
@@ -162,6 +169,17 @@ impl HostArena {
     pub fn own(&self, range: ByteRange) -> Result<OwnedRange> {
         self.memory.within("claim", range.start, range.len())?;
         Ok(OwnedRange { claim: self.memory.access.write(range)?, memory: Arc::clone(&self.memory) })
+    }
+
+    /// Lets somebody read `range` of the payload where it lies, for as long as they like: a framework's tensors. Copies out and
+    /// peers' reads go on; writers are refused with [`Kind::Busy`].
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] past the payload, [`Kind::Busy`] when a writer has any byte of it.
+    pub fn share(&self, range: ByteRange) -> Result<SharedRange> {
+        let range = self.memory.within("share", range.start, range.len())?;
+        self.memory.access.share(range)?;
+        Ok(SharedRange { range, memory: Arc::clone(&self.memory) })
     }
 
     /// Whether no byte of `range` is owned by a writer.
@@ -302,6 +320,30 @@ unsafe impl Arena for HostArena {
 
     fn observe(&self, shard: ShardId) -> Observed {
         self.memory.control.observe(shard)
+    }
+}
+
+impl SharedRange {
+    /// The bytes.
+    pub fn range(&self) -> ByteRange {
+        self.range
+    }
+
+    /// The address of the range's first byte; valid, for as many bytes as the range has, until the value is dropped.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.at(self.range.start)
+    }
+}
+
+impl Drop for SharedRange {
+    fn drop(&mut self) {
+        self.memory.access.unshare(self.range);
+    }
+}
+
+impl fmt::Debug for SharedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedRange").field(&self.range).finish()
     }
 }
 

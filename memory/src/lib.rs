@@ -27,7 +27,7 @@ mod seals;
 mod stream;
 mod words;
 
-pub use arena::{HostArena, OwnedPart, OwnedRange};
+pub use arena::{HostArena, OwnedPart, OwnedRange, SharedRange};
 pub use buffer::Buffer;
 pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
 pub use engine::{CopyEngine, CopyEngineConfig};

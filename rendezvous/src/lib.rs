@@ -25,7 +25,7 @@ pub use board::{Board, barrier};
 pub use client::{Client, fetch_manifest, find, status};
 pub use inside::Inside;
 pub use local::LocalBoard;
-pub use membership::{Loss, Membership, Pulse};
+pub use membership::{Fault, Footing, Loss, Membership, Pulse};
 pub use ring::RingSeat;
 pub use server::{Server, ServerConfig};
 pub use socket::{BoardServer, SocketBoard};

@@ -3,15 +3,17 @@
 //!
 //! A task of its own renews. Losing a source asks the service first; where nobody answers, the last plan names others.
 
+mod footing;
 mod loss;
 mod pulse;
 
-pub use loss::Loss;
+pub use footing::Footing;
+pub use loss::{Fault, Loss};
 pub use pulse::Pulse;
 
 use crate::{
     client::{AGAIN, Client, passing},
-    protocol::{Answer, Holder, MemberId, PART, Plan, Reason, Registration, Request},
+    protocol::{Answer, Blame, Holder, MemberId, PART, Plan, Reason, Registration, Request},
     readers::Readers,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -30,6 +32,8 @@ use tracing::{Instrument as _, debug, info, warn};
 
 /// The longest time between two renewals, and how soon the service is tried again at most.
 const SLOWEST: Duration = Duration::from_secs(5);
+/// How long another holder is waited for while all that there are gave wrong bytes.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// A registered member. Dropping it stops the renewals; the service forgets it a lease later, or at once after
 /// [`leave`](Self::leave).
@@ -58,13 +62,16 @@ struct State {
     /// As the last plan has them.
     order: Vec<MemberId>,
     lost: BTreeSet<MemberId>,
-    refused: BTreeSet<MemberId>,
+    /// Why those were refused that were.
+    refused: BTreeMap<MemberId, Fault>,
     /// The service will not have us any more.
     evicted: Option<Error>,
     readers: Readers,
-    /// The service answered last.
-    reached: bool,
-    /// When it last did.
+    /// What readers say of this member's bytes.
+    blame: Blame,
+    /// Why the service did not answer last time, if it did not.
+    trouble: Option<Error>,
+    /// When it last had this member.
     answered: Instant,
 }
 
@@ -123,8 +130,9 @@ impl Shared {
         }
     }
 
-    /// Registers once; `Ok(None)` when it has to be tried again after the time given.
-    async fn register(&self) -> Result<Option<Duration>, Trouble> {
+    /// Registers once; `Ok(Some(_))` when it has to be tried again after the time given, and whether whoever holds everything
+    /// gave wrong bytes.
+    async fn register(&self) -> Result<Option<(Duration, bool)>, Trouble> {
         let said = self.state().said.clone();
         match self.client.ask(&Request::Register(said)).await? {
             Answer::Registered { lease_ms, manifest_has, plan } => {
@@ -135,9 +143,9 @@ impl Shared {
                 self.upload(manifest_has).await?;
                 Ok(None)
             }
-            Answer::Wait { retry_ms, why } => {
+            Answer::Wait { retry_ms, why, refused } => {
                 debug!(why, "the service lets us wait");
-                Ok(Some(Duration::from_millis(retry_ms)))
+                Ok(Some((Duration::from_millis(retry_ms), refused)))
             }
             other => Err(Trouble::Refused(self.client.odd("register", other))),
         }
@@ -167,6 +175,8 @@ impl Shared {
     async fn renew(&self) {
         let mut soon = false;
         let mut pause = AGAIN;
+        // Said once for each kind of trouble, until the service is back.
+        let mut said = Vec::new();
         loop {
             let every = if soon { pause } else { (self.state().lease / 3).min(SLOWEST) };
             let _ = timeout(every, self.news.notified()).await;
@@ -176,11 +186,16 @@ impl Shared {
                         info!(peer = self.client.peer(), "the service is back");
                     }
                     (soon, pause) = (false, AGAIN);
+                    said.clear();
+                    self.state().trouble = None;
                 }
                 Err(Trouble::Unreached(error)) => {
-                    if !soon {
+                    let error = footing::explained(error);
+                    if !said.contains(&footing::is_other(&error)) {
+                        said.push(footing::is_other(&error));
                         warn!(%error, "the service does not answer; going on without it");
                     }
+                    self.state().trouble = Some(error);
                     pause = if soon { (pause * 2).min(SLOWEST / 2) } else { AGAIN };
                     soon = true;
                 }
@@ -190,19 +205,20 @@ impl Shared {
                         warn!(%error, "the service refuses this member");
                     }
                     state.evicted = Some(error);
+                    state.trouble = None;
                     soon = false;
                 }
             }
-            self.state().reached = !soon;
         }
     }
 
     async fn renewed(&self) -> Result<(), Trouble> {
         match self.client.ask(&self.request()).await? {
-            Answer::Renewed { lease_ms, plan, readers } => {
+            Answer::Renewed { lease_ms, plan, readers, blame } => {
                 self.answered(lease_ms);
                 {
                     let mut state = self.state();
+                    state.blame = blame;
                     // Whoever reads is told of its own readers only where something has changed.
                     if plan.is_some() || !readers.is_empty() || state.said.upstream.is_none() {
                         state.readers.take(&readers);
@@ -241,19 +257,34 @@ impl Membership {
             known: BTreeMap::new(),
             order: Vec::new(),
             lost: BTreeSet::new(),
-            refused: BTreeSet::new(),
+            refused: BTreeMap::new(),
             evicted: None,
             readers: Readers::default(),
-            reached: true,
+            blame: Blame::default(),
+            trouble: None,
             answered: Instant::now(),
         };
         let shared = Shared { client, state: Mutex::new(state), manifest, news: Notify::new() };
         let shared = Arc::new(shared);
         let until = Instant::now() + patience;
+        let mut refused_since = None;
         loop {
             let wait = match shared.register().await {
                 Ok(None) => break,
-                Ok(Some(wait)) => wait,
+                Ok(Some((wait, refused))) => {
+                    let since = refused.then(|| refused_since.unwrap_or_else(Instant::now));
+                    refused_since = since;
+                    if since.is_some_and(|since| since.elapsed() >= GRACE) {
+                        let detail =
+                            "whoever holds all of it gave wrong bytes to others, and is given to nobody";
+                        return Err(Error::new(Kind::Corrupt, "register", detail)
+                            .with_peer(shared.client.peer())
+                            .with_remedy(
+                                "start a seed of a sound image; `flashboot status` says who gave them",
+                            ));
+                    }
+                    wait
+                }
                 Err(Trouble::Unreached(error) | Trouble::Refused(error)) => {
                     if !passing(&error) || Instant::now() >= until {
                         return Err(error);
@@ -302,9 +333,19 @@ impl Membership {
         self.shared.state().evicted.clone()
     }
 
-    /// Whether the service answered last time.
-    pub fn is_reached(&self) -> bool {
-        self.shared.state().reached
+    /// What its readers say of its bytes, as far as the service told.
+    pub fn blame(&self) -> Blame {
+        self.shared.state().blame
+    }
+
+    /// How long ago the service had it.
+    pub fn silence(&self) -> Duration {
+        self.shared.state().answered.elapsed()
+    }
+
+    /// How many read from it when the service answered last.
+    pub fn readers(&self) -> usize {
+        self.shared.state().readers.reading()
     }
 
     /// Says how much is verified; it is sent with the next renewal.

@@ -12,6 +12,11 @@ use tracing::{Span, field, info, info_span};
 pub(crate) struct Readers(BTreeMap<MemberId, Option<Span>>);
 
 impl Readers {
+    /// How many of them read, as far as is known.
+    pub(crate) fn reading(&self) -> usize {
+        self.0.values().flatten().count()
+    }
+
     /// Takes what the service says: all that it remembers.
     pub(crate) fn take(&mut self, told: &[Reader]) {
         for Reader { member, trace, reads } in told {
@@ -43,21 +48,17 @@ mod tests {
         Reader { member: MemberId(Generation::from_random(word)), trace: Some("ab".into()), reads }
     }
 
-    fn open(readers: &Readers) -> usize {
-        readers.0.values().flatten().count()
-    }
-
     #[test]
     fn a_span_is_open_as_long_as_its_reader_reads() {
         let mut readers = Readers::default();
         readers.take(&[reader(1, true), reader(2, true)]);
         readers.take(&[reader(1, true), reader(2, true)]);
-        assert_eq!(open(&readers), 2);
+        assert_eq!(readers.reading(), 2);
         readers.take(&[reader(1, false), reader(2, true)]);
-        assert_eq!(open(&readers), 1);
+        assert_eq!(readers.reading(), 1);
         readers.take(&[reader(1, true), reader(2, true)]);
-        assert_eq!(open(&readers), 2, "it came again");
+        assert_eq!(readers.reading(), 2, "it came again");
         readers.take(&[reader(3, false)]);
-        assert_eq!((open(&readers), readers.0.len()), (0, 1), "one that was quicker than the news of it");
+        assert_eq!((readers.reading(), readers.0.len()), (0, 1), "one that was quicker than the news of it");
     }
 }

@@ -89,7 +89,7 @@ impl RingSeat {
         let ring = loop {
             let (wait, error) = match client.ask(&Request::Ring(node.clone())).await {
                 Ok(Answer::Ring(ring)) => break ring,
-                Ok(Answer::Wait { retry_ms, why }) => {
+                Ok(Answer::Wait { retry_ms, why, .. }) => {
                     let detail = format!("no ring within {patience:?}: {why}");
                     let error = Error::new(Kind::Deadline, "ring", detail).with_peer(client.peer());
                     (Duration::from_millis(retry_ms), error)

@@ -144,6 +144,7 @@ fn a_source_that_gave_wrong_bytes_is_never_given_again_and_one_in_doubt_only_whe
         source: first.upstream,
         epoch,
         cause,
+        corrupt: false,
         holds: 1,
     };
     wait(ask(&mut service, SECOND, lost(Cause::Lost, 1)));
@@ -156,6 +157,68 @@ fn a_source_that_gave_wrong_bytes_is_never_given_again_and_one_in_doubt_only_whe
         ask(&mut service, later * SECOND, renew(&seed(1, 1), sim::CHUNKS, None, 0));
         wait(ask(&mut service, later * SECOND, lost(Cause::Refused, 2)));
     }
+}
+
+#[test]
+fn two_readers_that_found_wrong_bytes_withdraw_a_source_and_one_only_puts_it_last() {
+    let mut service = Service::new(Rules::default());
+    let bad = seed(1, 1);
+    register(&mut service, SECOND, &bad);
+    let corrupt = |reader: &Registration, epoch| Request::Lost {
+        member: reader.member,
+        secret: reader.secret,
+        source: bad.member,
+        epoch,
+        cause: Cause::Refused,
+        corrupt: true,
+        holds: 1,
+    };
+    let blame =
+        |service: &Service| service.status().members.iter().find(|m| m.member == bad.member).unwrap().blame;
+    let refused = |answer| match answer {
+        Answer::Wait { refused, .. } => refused,
+        other => panic!("no wait but {other:?}"),
+    };
+    let (one, two) = (clone(2, 2), clone(3, 3));
+    assert_eq!(plan(register(&mut service, SECOND, &one)).upstream, bad.member);
+    assert!(refused(ask(&mut service, SECOND, corrupt(&one, 1))), "nobody is left for it");
+    assert!(refused(ask(&mut service, SECOND, corrupt(&one, 1))), "twice is once");
+    assert_eq!((blame(&service).readers, blame(&service).withdrawn), (1, false));
+    // Another reader may have it, for want of a better.
+    ask(&mut service, 2 * SECOND, renew(&bad, sim::CHUNKS, None, 0));
+    assert_eq!(plan(register(&mut service, 3 * SECOND, &two)).upstream, bad.member);
+    assert!(refused(ask(&mut service, 3 * SECOND, corrupt(&two, 1))));
+    assert_eq!((blame(&service).readers, blame(&service).withdrawn), (2, true));
+    // It is told, and given to nobody, however long ago that was; those who come are told why they wait.
+    for later in 4..30 {
+        let Answer::Renewed { blame, .. } =
+            ask(&mut service, later * SECOND, renew(&bad, sim::CHUNKS, None, 0))
+        else {
+            panic!("not renewed")
+        };
+        assert!(blame.withdrawn);
+        assert!(refused(register(&mut service, later * SECOND, &clone(4, 1))));
+    }
+    // A sound seed is given to all of them, and its plan does not name the other.
+    let good = seed(5, 5);
+    register(&mut service, 30 * SECOND, &good);
+    for reader in [&one, &two, &clone(4, 1)] {
+        let plan = plan(register(&mut service, 30 * SECOND, reader));
+        assert_ne!(plan.upstream, bad.member);
+        assert!(plan.holders.iter().all(|holder| holder.member != bad.member), "{plan:?}");
+    }
+}
+
+#[test]
+fn what_an_earlier_release_says_of_a_loss_is_no_report_of_wrong_bytes() {
+    let said = r#"{"lost":{"member":"0000000000000002","secret":1,"source":"0000000000000001","epoch":1,
+        "cause":"refused","holds":0}}"#;
+    let Ok(Request::Lost { corrupt, cause, .. }) = decode(said.as_bytes()) else { panic!("not read") };
+    assert_eq!((corrupt, cause), (false, Cause::Refused));
+    let answer: Answer = decode(br#"{"wait":{"retry_ms":50,"why":"a place"}}"#).unwrap();
+    assert_eq!(answer, Answer::Wait { retry_ms: 50, why: "a place".into(), refused: false });
+    let answer: Answer = decode(br#"{"renewed":{"lease_ms":1,"plan":null}}"#).unwrap();
+    assert!(matches!(answer, Answer::Renewed { blame, .. } if blame.is_none()));
 }
 
 #[test]

@@ -88,7 +88,8 @@ impl Placement {
         let Some(said) = self.said.get(&id) else { return Ok(Found::Nobody) };
         let (member, secret, epoch) = (said.member, said.secret, said.epoch);
         let source = member_id(source);
-        let request = Request::Lost { member, secret, source, epoch, cause: Cause::Lost, holds: bytes };
+        let (cause, corrupt) = (Cause::Lost, false);
+        let request = Request::Lost { member, secret, source, epoch, cause, corrupt, holds: bytes };
         self.answered(id, request)
     }
 
@@ -190,6 +191,7 @@ impl Placement {
             upstream: None,
             epoch: 0,
             trace: None,
+            rate: None,
         }
     }
 }

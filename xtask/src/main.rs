@@ -40,6 +40,8 @@ enum Verb {
     Test(test::Args),
     /// The rdma tests on soft-RoCE, in a virtual machine made of Debian's packages
     RdmaVm(rdma_vm::Args),
+    /// Build the Python package's wheel, install it outside the clone and run its tests
+    Python,
     /// Run the benches that exist and write docs/results/foundation.md
     Bench,
     /// Compile the hash kernel anew: cuda/kernels/blake3.ptx from blake3.cu
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Fix => fix::run(&workspace),
         Verb::Test(args) => test::run(&workspace, &args),
         Verb::RdmaVm(args) => rdma_vm::run(&workspace, &args),
+        Verb::Python => test::python_package(&workspace),
         Verb::Bench => bench::run(&workspace),
         Verb::Ptx => ptx::run(&workspace),
     });

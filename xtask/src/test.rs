@@ -11,6 +11,7 @@ mod fuzz;
 mod ignored;
 pub(crate) mod python;
 mod stand_in;
+mod wheel;
 
 use crate::{
     ptx, rdma_vm, shell,
@@ -78,10 +79,19 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     etcd::run(workspace, &mut stages);
     stages.run(stand_in::STAGE, || stand_in::run(workspace));
     stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
+    stages.run(wheel::STAGE, || wheel::run(workspace, needed(python.as_deref())?));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
     stages.run(DEMO, || run_demo(workspace).map(|()| Outcome::Passed));
     println!("{}", stages.summary());
+    Ok(stages.ok())
+}
+
+/// Only the Python package; gives whether its tests passed.
+pub(crate) fn python_package(workspace: &Workspace) -> Result<bool> {
+    let mut stages = Stages::default();
+    let python = prepare_python(workspace, &mut stages);
+    stages.run(wheel::STAGE, || wheel::run(workspace, needed(python.as_deref())?));
     Ok(stages.ok())
 }
 

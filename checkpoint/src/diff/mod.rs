@@ -65,6 +65,8 @@ pub enum DifferenceKind {
         /// The second's.
         b: Vec<u64>,
     },
+    /// A view of other bytes, or one where the other is a tensor of its own.
+    View,
     /// Other bytes.
     Bytes {
         /// The first byte that differs, counted from the tensor's first.
@@ -144,7 +146,10 @@ fn compare(a: &Side<'_>, one: &Entry<'_>, b: &Side<'_>, other: &Entry<'_>) -> Re
     if one.shape != other.shape {
         return Ok(Some(DifferenceKind::Shape { a: one.shape.to_vec(), b: other.shape.to_vec() }));
     }
-    // One dtype and one shape are one length.
+    if one.view != other.view {
+        return Ok(Some(DifferenceKind::View));
+    }
+    // One dtype and one shape are one length; a view's bytes are compared with the tensor that has them.
     let len = usize::try_from(one.bytes).unwrap_or(PIECE).min(PIECE);
     let buffer = |side: &Side<'_>, entry: &Entry<'_>| zeroes(side.path(entry), len);
     let (mut left, mut right) = (buffer(a, one)?, buffer(b, other)?);

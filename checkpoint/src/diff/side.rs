@@ -21,6 +21,16 @@ pub(super) struct Entry<'t> {
     pub(super) shape: &'t [u64],
     pub(super) bytes: u64,
     place: Place,
+    /// Of a view: whose bytes it sees, from where on and in which strides; its own bytes are none.
+    pub(super) view: Option<View<'t>>,
+}
+
+/// What a view sees.
+#[derive(PartialEq, Eq)]
+pub(super) struct View<'t> {
+    of: &'t str,
+    offset: u64,
+    stride: &'t [u64],
 }
 
 /// Where a tensor's bytes are.
@@ -74,7 +84,7 @@ impl<'t> Side<'t> {
             let t = tensors.at(number)?;
             let at = shards.get(t.shard)?.data_start().saturating_add(t.begin);
             let place = Place::At { file: t.shard, at };
-            Some(Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place })
+            Some(Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place, view: None })
         };
         let own = (0..tensors.len()).filter_map(|n| Some((tensors.at(n)?.name.to_owned(), entry(n)?)));
         let aliases = checkpoint.aliases().iter().filter_map(|(alias, n)| Some((alias.clone(), entry(*n)?)));
@@ -93,8 +103,16 @@ impl<'t> Side<'t> {
             for (name, number) in own.chain(aliases) {
                 let Some(t) = table.at(number) else { continue };
                 let place = Place::At { file, at: t.offset };
-                let entry = Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place };
+                let entry = Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place, view: None };
                 entries.insert(format!("{prefix}{name}"), entry);
+            }
+            for view in table.views() {
+                let Some(of) = table.at(view.of) else { continue };
+                let place = Place::At { file, at: of.offset };
+                let sees = View { of: of.name, offset: view.offset, stride: &view.stride };
+                let entry =
+                    Entry { dtype: view.dtype, shape: &view.shape, bytes: 0, place, view: Some(sees) };
+                entries.insert(format!("{prefix}{}", view.name), entry);
             }
         }
         Ok(Self { entries, files, model: None })
@@ -105,7 +123,7 @@ impl<'t> Side<'t> {
         let entry = |number: usize| {
             let t = model.tensors.at(number).filter(|_| model.has(number))?;
             let place = Place::Parts(u32::try_from(number).ok()?);
-            Some(Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place })
+            Some(Entry { dtype: t.dtype, shape: t.shape, bytes: t.bytes, place, view: None })
         };
         let own =
             (0..model.tensors.len()).filter_map(|n| Some((model.tensors.at(n)?.name.to_owned(), entry(n)?)));

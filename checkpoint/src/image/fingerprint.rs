@@ -75,7 +75,7 @@ pub struct Mismatch {
 
 impl Fingerprint {
     /// Whether it says of its stage what that stage must say, and nothing that it cannot.
-    pub(super) fn check(&self) -> Result<(), &'static str> {
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
         match (self.stage, &self.engine, &self.kernel) {
             (Stage::Sliced, None, None)
             | (Stage::EngineParams, Some(_), None)

@@ -2,6 +2,7 @@
 //! [`RankTable::parse`](super::RankTable::parse)'s to check.
 
 use super::table::Segment;
+use super::view::RawViews;
 use crate::gather::Gather;
 use crate::tensors::{Tensors, strides};
 use flashboot_core::{BlockDigest, Dtype};
@@ -18,6 +19,8 @@ pub(super) struct File<'a> {
     #[serde(borrow)]
     pub(super) index: Option<Named<'a>>,
     pub(super) aliases: Aliases,
+    #[serde(default)]
+    pub(super) views: RawViews,
     pub(super) tensors: TensorMap,
 }
 

@@ -9,6 +9,7 @@ mod metadata;
 mod origin;
 mod read;
 mod table;
+mod view;
 mod write;
 
 pub use fingerprint::{Engine, Fingerprint, Kernel, Mismatch, Stage};
@@ -20,4 +21,5 @@ pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World
 pub(crate) use origin::TableOrigin;
 pub use read::{Image, RankImage, is_image};
 pub use table::{ImageTensor, RankTable, Segment, SourceFile};
+pub use view::ImageView;
 pub(crate) use write::{RowFrom, TableParts, TableRow, write_table};

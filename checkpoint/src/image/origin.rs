@@ -2,7 +2,7 @@
 //! image that it was made from.
 
 use super::id::FieldHasher;
-use super::table::RankTable;
+use super::table::{RankTable, SourceFile};
 use crate::error::{Error, Result};
 use crate::open::Checkpoint;
 use crate::source::Source;
@@ -20,6 +20,8 @@ pub(crate) enum TableOrigin<'o> {
     Checkpoint(&'o Checkpoint, &'o [Source]),
     /// Another image's table.
     Image(&'o RankTable),
+    /// A file that never was: what tensors in memory would be as one.
+    Memory(&'o SourceFile),
 }
 
 impl TableOrigin<'_> {
@@ -49,13 +51,13 @@ impl TableOrigin<'_> {
                     hasher.field(bytes.finalize().as_bytes());
                 }
             }
-            Self::Image(table) => {
-                for source in table.sources() {
+            Self::Image(_) | Self::Memory(_) => {
+                for source in self.kept() {
                     hasher.field(source.name.as_bytes());
                     hasher.field(blake3::hash(&source.header).as_bytes());
                     hasher.field(&source.trailing);
                 }
-                if let Some((name, bytes)) = table.index() {
+                if let Some((name, bytes)) = self.kept_index() {
                     hasher.field(name.as_bytes());
                     hasher.field(blake3::hash(bytes).as_bytes());
                 }
@@ -65,15 +67,31 @@ impl TableOrigin<'_> {
         Ok(hasher.finish())
     }
 
+    /// The files whose headers are in memory.
+    fn kept(&self) -> &[SourceFile] {
+        match self {
+            Self::Checkpoint(..) => &[],
+            Self::Image(table) => table.sources(),
+            Self::Memory(source) => std::slice::from_ref(*source),
+        }
+    }
+
+    fn kept_index(&self) -> Option<(&str, &[u8])> {
+        match self {
+            Self::Image(table) => table.index(),
+            Self::Checkpoint(..) | Self::Memory(_) => None,
+        }
+    }
+
     /// Bytes of all headers and the index.
     pub(crate) fn head_bytes(&self) -> (u64, u64) {
         match self {
             Self::Checkpoint(checkpoint, _) => {
                 (checkpoint.header_bytes(), checkpoint.index().map_or(0, |i| i.identity.len))
             }
-            Self::Image(table) => {
-                let headers = table.sources().iter().map(|s| s.header.len() as u64).sum();
-                (headers, table.index().map_or(0, |(_, bytes)| bytes.len() as u64))
+            Self::Image(_) | Self::Memory(_) => {
+                let headers = self.kept().iter().map(|s| s.header.len() as u64).sum();
+                (headers, self.kept_index().map_or(0, |(_, bytes)| bytes.len() as u64))
             }
         }
     }
@@ -100,8 +118,8 @@ impl TableOrigin<'_> {
                     out.write_all(b"}").map_err(io)?;
                 }
             }
-            Self::Image(table) => {
-                for (i, source) in table.sources().iter().enumerate() {
+            Self::Image(_) | Self::Memory(_) => {
+                for (i, source) in self.kept().iter().enumerate() {
                     begin_source(path, out, i, &source.name, source.data_bytes)?;
                     out.write_all(BASE64.encode(&source.header).as_bytes()).map_err(io)?;
                     out.write_all(b"\"").map_err(io)?;
@@ -127,11 +145,12 @@ impl TableOrigin<'_> {
                 let source = file.reopen()?;
                 index(&file.name, &mut |mut out| base64(path, &mut out, &source, 0, source.len()).map(drop))
             }
-            Self::Image(table) if table.index().is_some() => {
-                let Some((name, bytes)) = table.index() else { return Ok(()) };
-                index(name, &mut |out| out.write_all(BASE64.encode(bytes).as_bytes()).map_err(io))
-            }
-            _ => out.write_all(b"null").map_err(io),
+            _ => match self.kept_index() {
+                Some((name, bytes)) => {
+                    index(name, &mut |out| out.write_all(BASE64.encode(bytes).as_bytes()).map_err(io))
+                }
+                None => out.write_all(b"null").map_err(io),
+            },
         }
     }
 }

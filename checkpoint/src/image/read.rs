@@ -11,6 +11,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The same number on every Linux.
+const ENOTDIR: i32 = 20;
+
 /// Far above the metadata of ten thousand ranks.
 const METADATA_CAP: u64 = 64 << 20;
 
@@ -156,6 +159,8 @@ fn check_plain(metadata: &Path, field: &'static str, name: &str) -> Result<()> {
 pub fn is_image(dir: &Path) -> Result<bool> {
     let source = match Source::open(&dir.join(METADATA)) {
         Ok(source) => source,
+        // A file has nothing below it.
+        Err(Error::Io { cause, .. }) if cause.errno == Some(ENOTDIR) => return Ok(false),
         Err(e @ (Error::NotPermitted { .. } | Error::Io { .. })) => return Err(e),
         Err(_) => return Ok(false),
     };

@@ -4,6 +4,7 @@
 //! another check.
 
 use super::json::{Aliases, File, Named, Payload, RawSource, TensorMap};
+use super::view::{ImageView, read_views};
 use crate::cause::FieldProblem;
 use crate::error::{Error, Result};
 use crate::gather::Gather;
@@ -79,6 +80,7 @@ pub struct RankTable {
     pub(super) parts: Vec<Gather>,
     pub(super) parts_ends: Vec<usize>,
     pub(super) aliases: Vec<(String, usize)>,
+    pub(super) views: Vec<ImageView>,
     pub(super) sources: Vec<SourceFile>,
     pub(super) index: Option<(String, Vec<u8>)>,
 }
@@ -140,6 +142,11 @@ impl RankTable {
     /// Further names of tensors, with the number of the tensor each names.
     pub fn aliases(&self) -> &[(String, usize)] {
         &self.aliases
+    }
+
+    /// Names of tensors' bytes in another shape, stride or dtype, by name.
+    pub fn views(&self) -> &[ImageView] {
+        &self.views
     }
 
     /// The files the tensors came from.
@@ -221,6 +228,7 @@ impl RankTable {
             }
         }
         let aliases = read_aliases(path, file.aliases, &tensors)?;
+        let views = read_views(path, file.views, &tensors, &aliases)?;
         let index = match file.index {
             None => None,
             Some(Named { file, content }) => {
@@ -228,7 +236,7 @@ impl RankTable {
                 Some((file, decode(path, "index", &content)?))
             }
         };
-        Ok(Self { separator, digests, tensors, places, parts, parts_ends, aliases, sources, index })
+        Ok(Self { separator, digests, tensors, places, parts, parts_ends, aliases, views, sources, index })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::origin::TableOrigin;
 use super::table::Segment;
+use super::view::{ImageView, RawView};
 use crate::error::{Error, Result};
 use crate::gather::Gather;
 use crate::tensors::strides;
@@ -15,6 +16,8 @@ pub(crate) struct TableParts<'a> {
     pub(crate) origin: TableOrigin<'a>,
     /// Alias and name.
     pub(crate) aliases: &'a [(&'a str, &'a str)],
+    /// Views, by name, each with its tensor's name.
+    pub(crate) views: &'a [(&'a ImageView, &'a str)],
     pub(crate) separator: u64,
     pub(crate) digests: &'a Digests,
 }
@@ -67,13 +70,33 @@ pub(crate) fn write_table(
         out.write_all(b":").map_err(io)?;
         json(path, out, name)?;
     }
-    out.write_all(b"},\"tensors\":{").map_err(io)?;
+    out.write_all(b"},").map_err(io)?;
+    write_views(path, out, parts.views)?;
+    out.write_all(b"\"tensors\":{").map_err(io)?;
     let mut first = true;
     rows(&mut |row| {
         out.write_all(if std::mem::take(&mut first) { b"\n" } else { b",\n" }).map_err(io)?;
         write_row(path, out, row)
     })?;
     out.write_all(b"}}\n").map_err(io)
+}
+
+/// The member `views`, which is there only if there are any.
+fn write_views(path: &Path, out: &mut impl Write, views: &[(&ImageView, &str)]) -> Result<()> {
+    if views.is_empty() {
+        return Ok(());
+    }
+    let io = |e: io::Error| Error::io("write", path, &e);
+    out.write_all(b"\"views\":{").map_err(io)?;
+    for (i, (view, of)) in views.iter().enumerate() {
+        out.write_all(if i == 0 { b"\n" } else { b",\n" }).map_err(io)?;
+        json(path, out, &view.name)?;
+        out.write_all(b":").map_err(io)?;
+        let ImageView { offset, shape, stride, dtype, .. } = view;
+        let (shape, stride) = (shape.clone(), stride.clone());
+        json(path, out, &RawView { of: (*of).to_owned(), offset: *offset, shape, stride, dtype: *dtype })?;
+    }
+    out.write_all(b"},").map_err(io)
 }
 
 fn write_row(path: &Path, out: &mut impl Write, row: &TableRow<'_>) -> Result<()> {

@@ -81,6 +81,12 @@ impl ImageModel {
         let mut model = Self { tensors, aliases: Vec::new(), config, files: Vec::new(), held };
         let places = model.places(first.table.sources().len());
         for rank in image.files() {
+            if let Some(view) = rank.table.views().first() {
+                return Err(refuse(format!(
+                    "`{}` is a view of an engine's tensor, which nothing cuts",
+                    view.name
+                )));
+            }
             if rank.table.sources() != first.table.sources() || rank.table.index() != first.table.index() {
                 return Err(refuse("its ranks were made from several checkpoints".into()));
             }

@@ -102,7 +102,7 @@ fn write_table_of(
     let aliases = set.assignment.model.aliases.iter().map(|(alias, n)| (alias.as_str(), name(*n)));
     let aliases: Vec<_> = aliases.filter(|(_, name)| here(name)).collect();
     let separator = image.layout.separator();
-    let parts = TableParts { origin: *origin, aliases: &aliases, separator, digests };
+    let parts = TableParts { origin: *origin, aliases: &aliases, views: &[], separator, digests };
     let (table_bytes, table_hash) = write_hashed(&path, |out| {
         write_table(&path, out, &parts, |take| {
             for (position, group) in image.groups.iter().enumerate() {

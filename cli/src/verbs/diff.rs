@@ -42,6 +42,7 @@ fn text(report: &DiffReport) -> String {
             DifferenceKind::OnlyInB => "only in the second".to_owned(),
             DifferenceKind::Dtype { a, b } => format!("dtype {} against {}", a.name(), b.name()),
             DifferenceKind::Shape { a, b } => format!("shape {a:?} against {b:?}"),
+            DifferenceKind::View => "a view of other bytes, or only one of them is a view".to_owned(),
             DifferenceKind::Bytes { first_at } => format!("bytes differ, first at {first_at}"),
         };
         // Writing to a String cannot fail.

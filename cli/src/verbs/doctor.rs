@@ -1,10 +1,14 @@
 //! `flashboot doctor`.
 
-use super::replicate::{run_directory, runtime};
+use super::{
+    replicate::{run_directory, runtime},
+    service::Protection,
+};
 use crate::{
     exit::Failure,
     human, interrupt,
     output::Output,
+    settings::Overrides,
     table::{Side, Table},
 };
 use clap::Args;
@@ -39,6 +43,14 @@ pub(crate) struct DoctorArgs {
     /// The bytes a second below which a path to the peer is degraded, not ready [default: 100MB]
     #[arg(long, value_name = "SIZE", requires = "peer")]
     floor: Option<ByteSize>,
+    #[command(flatten)]
+    protection: Protection,
+}
+
+impl DoctorArgs {
+    pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
+        self.protection.overrides(into);
+    }
 }
 
 /// Below a gigabit's worth nobody loads a model.

@@ -51,6 +51,7 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Clone(args) => args.overrides(&mut overrides),
         Verb::Gather(args) => args.overrides(&mut overrides),
         Verb::Status(args) => args.overrides(&mut overrides),
+        Verb::Doctor(args) => args.overrides(&mut overrides),
         _ => {}
     }
     let settings = Settings::load(global.config.as_deref(), &overrides)?;

@@ -310,6 +310,7 @@ fn proved(report: &Report) -> String {
 fn row(clone: &CloneReport, report: &Report) -> Vec<String> {
     let ms = |ms: Option<f64>| ms.map_or_else(|| "-".to_owned(), human::ms);
     let ready = match (clone.ready_ms, clone.killed) {
+        (Some(ready), _) if clone.restarts > 0 => format!("{} (restarted)", human::ms(ready)),
         (Some(ready), _) => human::ms(ready),
         (None, true) => "killed".into(),
         (None, false) => "FAILED".into(),

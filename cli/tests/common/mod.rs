@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod fleet;
+pub(crate) mod http;
 pub(crate) mod stand_in;
 
 use serde_json::{Value, json};

@@ -30,6 +30,12 @@ impl Driver {
         self.variables = vec![(format!("FLASHBOOT_CUDA_SIM_{name}"), value.to_owned())];
     }
 
+    /// This fault, in the first process that it can strike from now on.
+    pub(crate) fn strike_once(&mut self, fault: &str) {
+        let _ = fs::remove_file(self.place.join("state/once-0"));
+        self.only("FAULTS", &format!("once:{fault}"));
+    }
+
     /// Opens an IMEX channel.
     pub(crate) fn with_imex(self) -> Self {
         fs::create_dir(self.place.join("state/imex")).unwrap();

@@ -36,6 +36,11 @@ async fn corrupt(ctx: Ctx) {
             "one bad block at the first hop, none behind it"
         );
         assert_eq!(report.losses, 0);
+        assert_eq!(
+            report.verified,
+            geometry.blocks(),
+            "each block is counted once, however often it was pulled"
+        );
     }
     member.expect_whole(SALT);
     ctx.barrier("done").await;

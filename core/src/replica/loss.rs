@@ -40,8 +40,11 @@ impl Replica {
         let Some(to) = to else {
             // Damage and a refilled source stay what they are; any other loss is a loss.
             let kind = if cause.kind().is_refusal() { cause.kind() } else { Kind::SourceLost };
+            let (cause, remedy) = cause.split_remedy();
             let detail = format!("no other holder has what is missing; the last source was lost by: {cause}");
-            self.stop(Error::new(kind, "replicate", detail).with_peer(lost), out);
+            let error = Error::new(kind, "replicate", detail).with_peer(lost);
+            let error = if let Some(remedy) = remedy { error.with_remedy(remedy) } else { error };
+            self.stop(error, out);
             return;
         };
         for work in self.work.iter_mut().filter(|work| work.source == lost) {

@@ -1,9 +1,13 @@
 //! One rank into memory: sources put together from what a person names, one load over them, and its account.
 
+mod contents;
 mod peer;
+mod progress;
 mod report;
 mod request;
 
+pub use contents::{Contents, Entry, What};
+pub use progress::Progress;
 pub use report::Loaded;
 pub use request::{FromCheckpoint, FromObject, FromPeer, Request};
 
@@ -36,6 +40,27 @@ use tokio::runtime::Handle;
 /// # Errors
 /// [`Kind::Invalid`] where nothing was named; what [`Load::run`] ends in.
 pub async fn load(request: Request) -> Result<(Arc<dyn Arena>, Loaded)> {
+    let Placed { arena, loaded, .. } = place(request, Progress::default()).await?;
+    Ok((arena, loaded))
+}
+
+/// A rank in memory, and what lies where in it.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// The memory.
+    pub arena: Arc<dyn Arena>,
+    /// The account.
+    pub loaded: Loaded,
+    /// What lies where.
+    pub contents: Contents,
+}
+
+/// As [`load`], for who wants to see how far it is, and to use what was loaded by name. A call that is given up while it
+/// loads ends on its own thread, and frees the memory then.
+///
+/// # Errors
+/// Those of [`load`].
+pub async fn place(request: Request, progress: Progress) -> Result<Placed> {
     let device = device(&request.config).await?;
     let manifest = match &request.peer {
         // Only where nobody nearer says what the bytes are.
@@ -53,8 +78,8 @@ pub async fn load(request: Request) -> Result<(Arc<dyn Arena>, Loaded)> {
     let work = move || {
         let context = device.as_ref().map(Context::open).transpose()?;
         let began = Instant::now();
-        let (wanted, sources) = sources(&request, manifest, &runtime)?;
-        run(&request, wanted, &sources, context, began)
+        let named = sources(&request, manifest, &runtime)?;
+        run(&request, named, context, began, &progress)
     };
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|e| {
@@ -183,14 +208,22 @@ fn fill_config(config: &Config) -> Result<FillConfig> {
     })
 }
 
+/// What a request names.
+struct Named {
+    wanted: Wanted,
+    contents: Contents,
+    sources: Vec<Known>,
+}
+
 /// What is wanted, as the nearest of those says who know it, and where it may come from, in order.
 fn sources(
     request: &Request,
     manifest: Option<flashboot_checkpoint::Manifest>,
     runtime: &Handle,
-) -> Result<(Wanted, Vec<Known>)> {
+) -> Result<Named> {
     let config = &request.config;
     let (mut wanted, mut made, mut payload_name) = (None, Vec::new(), None);
+    let mut contents = None;
     // Where several places are named, one that is not sound is passed over as any other.
     let alone = [
         request.image.is_some(),
@@ -206,6 +239,8 @@ fn sources(
             Ok((rank, image)) => {
                 let digests = rank.table.digests().clone();
                 // Ranks that hold the same share a file, whatever it is called.
+                let fingerprint = image.metadata().fingerprint.clone();
+                contents.get_or_insert_with(|| Contents::image(fingerprint, Arc::clone(&rank.table)));
                 payload_name = rank.path.file_name().map(|name| name.to_string_lossy().into_owned());
                 wanted.get_or_insert_with(|| Wanted {
                     image: Some(image.id().to_owned()),
@@ -226,7 +261,11 @@ fn sources(
         payload: manifest.entry.payload_bytes,
         digests: Some(Arc::new(manifest.table.digests().clone())),
     };
+    let listed = |manifest: &flashboot_checkpoint::Manifest| {
+        Contents::image(manifest.metadata.fingerprint.clone(), Arc::new(manifest.table.clone()))
+    };
     if let Some(manifest) = &manifest {
+        contents.get_or_insert_with(|| listed(manifest));
         payload_name = Some(manifest.entry.payload.clone());
         wanted.get_or_insert_with(|| proved(manifest));
     }
@@ -244,6 +283,7 @@ fn sources(
             Some(name) => Ok(name),
             None => image.manifest(request.rank.as_deref(), request.id.as_deref()).map(|manifest| {
                 wanted.get_or_insert_with(|| proved(&manifest));
+                contents.get_or_insert_with(|| listed(&manifest));
                 manifest.entry.payload
             }),
         };
@@ -265,6 +305,7 @@ fn sources(
             payload: plan.payload,
             digests: None,
         });
+        contents.get_or_insert_with(|| Contents::checkpoint(&plan));
         made.push((
             SourceKind::Checkpoint,
             Known::Checkpoint(Arc::new(CheckpointSource::new(&checkpoint, plan))),
@@ -273,13 +314,13 @@ fn sources(
     if let Some(peer) = &request.peer {
         made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer.clone(), runtime.clone())))));
     }
-    let wanted = wanted.ok_or_else(|| {
-        Error::new(
+    let (Some(wanted), Some(contents)) = (wanted, contents) else {
+        return Err(Error::new(
             Kind::Invalid,
             "load",
             "nothing was named to be loaded: an image, an object, a checkpoint or a service",
-        )
-    })?;
+        ));
+    };
     if request.id.as_ref().is_some_and(|id| wanted.image.as_ref() != Some(id)) {
         let found = wanted.image.as_deref().unwrap_or("no image");
         let detail = format!("{found} was found, {} is wanted", request.id.as_deref().unwrap_or_default());
@@ -288,16 +329,18 @@ fn sources(
     let order = |kind: &SourceKind| config.load.sources.iter().position(|wanted| wanted == kind);
     made.retain(|(kind, _)| order(kind).is_some());
     made.sort_by_key(|(kind, _)| order(kind));
-    Ok((wanted, made.into_iter().map(|(_, known)| known).collect()))
+    let sources = made.into_iter().map(|(_, known)| known).collect();
+    Ok(Named { wanted, contents, sources })
 }
 
 fn run(
     request: &Request,
-    wanted: Wanted,
-    known: &[Known],
+    named: Named,
     context: Option<Context>,
     began: Instant,
-) -> Result<(Arc<dyn Arena>, Loaded)> {
+    progress: &Progress,
+) -> Result<Placed> {
+    let Named { wanted, contents, sources: known } = named;
     let config = &request.config;
     let memory = config.memory;
     let spec = ArenaSpec { payload: wanted.payload, shards: 1 };
@@ -309,12 +352,12 @@ fn run(
     };
     let load = Load::new(wanted, fill_config(config)?, make);
     let sources: Vec<_> = known.iter().map(Known::source).collect();
-    let (arena, done) = load.run(&sources)?;
+    let (arena, done) = progress.watch(&load, || load.run(&sources))?;
     let visible = began.elapsed();
     let stats = load.config().io.stats();
     let mut bytes_read = stats.requested;
     let mut bytes_needed = load.wanted().payload;
-    for known in known {
+    for known in &known {
         match known {
             // What its plan asks for: rounding to pages is the device's business.
             Known::Checkpoint(source) if source.requested().requested() > 0 => {
@@ -333,10 +376,10 @@ fn run(
     if let Some(path) = &request.output {
         service::write_payload(&*arena, path)?;
     }
-    for known in known {
+    for known in &known {
         if let Known::Peer(source) = known {
             source.left();
         }
     }
-    Ok((arena, loaded))
+    Ok(Placed { arena, loaded, contents })
 }

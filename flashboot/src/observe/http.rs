@@ -175,8 +175,10 @@ fn respond<B>(shown: &Shown, request: &Request<B>) -> Response<Full<Bytes>> {
     match path {
         // Whoever gets this answer has proved it.
         "/livez" => answer(StatusCode::OK, text, "ok\n"),
-        "/readyz" if shown.observed.ready() => answer(StatusCode::OK, text, "ready\n"),
-        "/readyz" => answer(StatusCode::SERVICE_UNAVAILABLE, text, "not ready\n"),
+        "/readyz" => match shown.observed.lacking() {
+            None => answer(StatusCode::OK, text, "ready\n"),
+            Some(why) => answer(StatusCode::SERVICE_UNAVAILABLE, text, format!("not ready: {why}\n")),
+        },
         "/metrics" => match metrics::text(&shown.observed.view()) {
             Ok(metrics) => answer(StatusCode::OK, metrics::CONTENT_TYPE, metrics),
             Err(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, text, "the metrics do not encode\n"),

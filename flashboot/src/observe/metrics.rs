@@ -1,7 +1,10 @@
 //! The numbers, as Prometheus reads them. Counters count since the process began; seconds and bytes are the units.
 
 use super::View;
-use flashboot_rendezvous::protocol::{Role, Status};
+use flashboot_rendezvous::{
+    Footing,
+    protocol::{Role, Status},
+};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -129,10 +132,21 @@ fn members(registry: &mut Registry, view: &View) {
     );
     gauges(
         registry,
+        "registered",
+        "1: the service has a member, as far as it can know",
+        known().filter_map(|(m, id, _)| Some((labels(&id, m.role), registered(m)?))),
+    );
+    gauges(
+        registry,
         "service_reached",
         "1: the service answered a member last time",
         known().map(|(m, id, _)| (labels(&id, m.role), f64::from(u8::from(m.service_reached)))),
     );
+}
+
+/// Whether it is registered, as far as it can know.
+fn registered(member: &super::MemberView) -> Option<f64> {
+    member.standing.map(|standing| f64::from(u8::from(standing == Footing::Registered)))
 }
 
 /// Of the service in this process: sums, so that ten thousand members are as few lines.
@@ -164,5 +178,8 @@ fn service(registry: &mut Registry, status: &Status) {
     let help = "Since the member that has been silent longest was heard";
     gauge(registry, "oldest_lease_age", help, Some(Unit::Seconds), oldest.unwrap_or(0) as f64 / 1e3);
     let doubted = status.members.iter().filter(|m| m.doubts > 0).count();
+    let accused = status.members.iter().filter(|m| !m.blame.is_none()).count();
+    let help = "Members of which readers found wrong bytes";
+    gauge(registry, "accused_members", help, None, accused as f64);
     gauge(registry, "doubted_members", "Members that were reported lost of late", None, doubted as f64);
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Observed`] is what the process knows of itself; whoever does the work tells it, and nothing waits for it. [`serve`]
 //! shows it by HTTP where `http.listen` says so. *Ready* is said of a data plane that is verified: every member of the process holds all of its
-//! content, every block of it compared, and serves it; a service is ready once it listens, or stands by.
+//! content, every block of it compared, and serves it, and stands registered; a service is ready once it listens, or stands by.
 //!
 //! One file each: the numbers ([`metrics`](self)), the endpoint ([`http`](self)).
 //!
@@ -15,8 +15,8 @@ pub use http::{Http, Showing, serve};
 
 use flashboot_core::Error;
 use flashboot_rendezvous::{
-    Pulse,
-    protocol::{Content, MemberId, Status},
+    Footing, Pulse,
+    protocol::{Blame, Content, MemberId, Status},
 };
 use serde::Serialize;
 use std::{
@@ -76,6 +76,24 @@ struct Member {
     pulse: Option<Pulse>,
 }
 
+impl Member {
+    fn lacking(&self) -> Option<&'static str> {
+        match self.phase {
+            Phase::Starting => return Some("starting"),
+            Phase::Filling => return Some("filling"),
+            Phase::Draining => return Some("draining"),
+            Phase::Ready => {}
+        }
+        match self.pulse.as_ref()?.footing()? {
+            Footing::Registered => None,
+            Footing::Forgotten => Some("the service is silent, or has forgotten it"),
+            Footing::Stranger => Some("the service is another than it registered at"),
+            Footing::Refused => Some("the service refuses it"),
+            Footing::Withdrawn => Some("its readers found wrong bytes"),
+        }
+    }
+}
+
 /// How far a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -102,10 +120,16 @@ struct MemberView {
     verified: u64,
     /// Whom it reads from.
     upstream: Option<MemberId>,
-    /// Milliseconds since the service answered last; `None` before it is registered.
+    /// Milliseconds since the service last had it; `None` before it is registered.
     lease_age_ms: Option<u64>,
+    /// Where it stands with the service; `None` before it is registered.
+    standing: Option<Footing>,
     /// Whether the service answered last time.
     service_reached: bool,
+    /// Why it did not, and what to do about it.
+    service_error: Option<String>,
+    /// What readers say of its bytes, as far as the service told.
+    blame: Blame,
     /// Why the service will not have it any more.
     evicted: Option<String>,
 }
@@ -151,13 +175,18 @@ impl Observed {
         self.lock().service = Some(Box::new(ask));
     }
 
-    /// Whether everything of this process is verified and serves.
+    /// Whether everything of this process is verified, registered, and serves.
     pub fn ready(&self) -> bool {
+        self.lacking().is_none()
+    }
+
+    /// In a word, what is not as it has to be for this process to be ready.
+    fn lacking(&self) -> Option<&'static str> {
         let inner = self.lock();
-        let members = inner.members.values();
-        let evicted = |m: &Member| m.pulse.as_ref().is_some_and(|pulse| pulse.evicted().is_some());
-        let something = inner.service.is_some() || !inner.members.is_empty();
-        something && members.into_iter().all(|m| m.phase == Phase::Ready && !evicted(m))
+        if inner.service.is_none() && inner.members.is_empty() {
+            return Some("starting");
+        }
+        inner.members.values().find_map(Member::lacking)
     }
 
     fn view(&self) -> View {
@@ -174,6 +203,9 @@ impl Observed {
                 content: m.content.clone(),
                 verified: m.verified,
                 upstream: pulse.and_then(Pulse::upstream),
+                standing: pulse.and_then(Pulse::footing),
+                service_error: pulse.and_then(Pulse::trouble).map(|error| error.to_string()),
+                blame: pulse.map(Pulse::blame).unwrap_or_default(),
                 lease_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
                 service_reached: pulse.is_some_and(Pulse::is_reached),
                 evicted: pulse.and_then(Pulse::evicted).map(|error| error.to_string()),

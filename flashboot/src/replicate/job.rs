@@ -20,6 +20,9 @@ use flashboot_rendezvous::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
+/// How often a clone's process is started again, where only a new process helps.
+const RESTARTS: usize = 2;
+
 /// The job, from the parent to every rank: what a clone checks its bytes against comes from here and never
 /// from the source it reads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -39,7 +42,7 @@ pub(crate) struct Job {
     /// UUIDs of the GPUs that hold the arenas, rank r's the r-th of them around; none: host memory.
     pub(crate) gpus: Vec<String>,
     pub(crate) kill: Option<Kill>,
-    /// What the ranks are of the run's service, by rank.
+    /// What the ranks are of the run's service, by rank; then what those are that take a rank's place, see [`Job::base`].
     pub(crate) members: Vec<Identity>,
     /// The service; `None` where it is in this process.
     pub(crate) service: Option<ServiceAt>,
@@ -99,7 +102,9 @@ impl Job {
             network: network.clone(),
             gpus,
             kill: *kill,
-            members: (0..ranks).map(|_| Identity::new()).collect::<Result<_>>()?,
+            members: (0..ranks.saturating_mul(1 + RESTARTS))
+                .map(|_| Identity::new())
+                .collect::<Result<_>>()?,
             service: None,
         };
         let geometry = job.geometry()?;
@@ -126,9 +131,25 @@ impl Job {
         self.schedule().ranks()
     }
 
+    /// The rank that the process with this number is of: the first of rank r is the r-th, the next is the r-th after all ranks.
+    pub(crate) fn base(&self, number: Rank) -> Rank {
+        number.checked_rem(self.ranks()).unwrap_or(0)
+    }
+
+    /// The process that takes the place of the one with this number, if it may have a successor.
+    pub(crate) fn successor(&self, number: Rank) -> Option<Rank> {
+        let next = number.checked_add(self.ranks())?;
+        self.member(next).is_ok().then_some(next)
+    }
+
+    /// How often the rank of this process was started again before it.
+    pub(crate) fn restarts(&self, number: Rank) -> u32 {
+        number.checked_div(self.ranks()).unwrap_or(0)
+    }
+
     /// The UUID of the GPU that holds this rank's arena; `None`: it is in host memory.
     pub(crate) fn gpu(&self, rank: Rank) -> Option<&str> {
-        let turn = usize::try_from(rank).ok()?.checked_rem(self.gpus.len())?;
+        let turn = usize::try_from(self.base(rank)).ok()?.checked_rem(self.gpus.len())?;
         self.gpus.get(turn).map(String::as_str)
     }
 
@@ -144,6 +165,12 @@ impl Job {
         Ok(Assignment { legs: by_rank.legs.into_iter().map(named).collect::<Result<_>>()?, ..by_rank })
     }
 
+    /// All of it from `source`.
+    pub(crate) fn whole(&self, source: MemberId) -> Result<Assignment> {
+        let legs = vec![SourcedLeg { source: peer(source), shard: flashboot_core::ShardId(0) }];
+        Ok(Assignment { geometry: self.geometry()?, held: Vec::new(), legs, gate: self.schedule().gate() })
+    }
+
     /// Whom `rank` reads from first; `None` for the seed.
     pub(crate) fn source(&self, rank: Rank) -> Option<Rank> {
         self.schedule().legs(rank).first().map(|leg| leg.source)
@@ -154,10 +181,15 @@ impl Job {
         found.ok_or_else(|| invalid(format!("there is no rank {rank}")))
     }
 
-    /// The rank that a member is.
-    pub(crate) fn rank_of(&self, member: MemberId) -> Option<Rank> {
+    /// The process that a member is.
+    pub(crate) fn number_of(&self, member: MemberId) -> Option<Rank> {
         let at = self.members.iter().position(|identity| identity.member == member)?;
         Rank::try_from(at).ok()
+    }
+
+    /// The rank that a member is.
+    pub(crate) fn rank_of(&self, member: MemberId) -> Option<Rank> {
+        self.number_of(member).map(|number| self.base(number))
     }
 
     /// As people call the rank, where the error names its filling.
@@ -165,7 +197,7 @@ impl Job {
         let is = |identity: &Identity| error.peer() == Some(&peer(identity.member).to_string());
         let rank = self.members.iter().position(is).and_then(|at| Rank::try_from(at).ok());
         match rank {
-            Some(rank) => error.with_peer(who(rank)),
+            Some(number) => error.with_peer(who(self.base(number))),
             None => error,
         }
     }

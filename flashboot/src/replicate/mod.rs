@@ -12,6 +12,7 @@ mod job;
 mod let_go;
 mod load;
 mod parent;
+mod process;
 mod rank;
 mod report;
 mod tasks;
@@ -25,7 +26,8 @@ pub(crate) use gpu::{Room, resolve as resolve_devices};
 pub(crate) use job::{put, wait, who};
 pub(crate) use let_go::LetGo;
 pub(crate) use load::{fill, fill_range, threads};
-pub(crate) use parent::{host_room, listen, spawn};
+pub(crate) use parent::host_room;
+pub(crate) use process::{listen, spawn};
 pub(crate) use worker::{die, die_with_parent, host_arena, untouched_arena};
 
 use crate::{

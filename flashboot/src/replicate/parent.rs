@@ -8,6 +8,7 @@ use super::{
     LEASE, Outcome, RUN_PREFIX, Request, Workers,
     clock::Clock,
     job::{self, About, Job, Mapped, Ready, ServiceAt, who},
+    process::{Words, listen, spawn},
     report::{self, Known, Setting},
     worker::secured,
 };
@@ -17,59 +18,55 @@ use crate::{
     service,
     wire::ErrorWire,
 };
-use flashboot_core::{Error, Kind, Result, schedule::Rank};
+use flashboot_core::{Error, Kind, Result, Retry, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};
 use flashboot_rendezvous::{Board as _, BoardServer, Inside, LocalBoard, Server, protocol};
 use std::{
-    collections::VecDeque,
+    collections::BTreeMap,
     fs::File,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr},
     os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _},
-    path::Path,
-    process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
-    process::{Child, Command},
     sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, timeout, timeout_at},
 };
 use tracing::{debug, warn};
 
-/// Lines of a dead worker's stderr that are shown.
-const TAIL: usize = 8;
 /// How long workers may take to exit once they are told that all is done.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long the last lines of a dead worker may take to arrive.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-
 /// How long clones may take to find out that the seed's death left nobody who holds everything.
 const ORPHANS: Duration = Duration::from_secs(3);
 
-/// Something a rank did.
+/// How long the first restart of a rank waits; the next twice as long.
+const BACK_OFF: Duration = Duration::from_millis(500);
+
+/// Something a process of a rank did, by the process's number.
 enum News {
     Mapped(Rank, Mapped),
     Ready(Rank, Ready),
     Exited(Rank, std::io::Result<ExitStatus>),
 }
 
-/// The last lines of one worker's stderr; the sender is dropped at their end.
-pub(crate) struct Words {
-    tail: Arc<Mutex<VecDeque<String>>>,
-    ended: watch::Receiver<()>,
-}
-
 struct Parent {
     job: Arc<Job>,
     service: Arc<Inside>,
     board: Arc<LocalBoard>,
-    words: Vec<Words>,
+    workers: Workers,
+    path: PathBuf,
+    /// By rank, of the last process of it.
+    words: Vec<Option<Words>>,
     known: Vec<Known>,
     gone: Vec<bool>,
+    /// What ended the first process of a rank that has been started again, until it is ready.
+    first: BTreeMap<Rank, Error>,
+    tell: mpsc::UnboundedSender<News>,
     news: mpsc::UnboundedReceiver<News>,
     /// Dropped: every child is killed and waited for.
     stop: watch::Sender<bool>,
@@ -157,16 +154,20 @@ impl Parent {
         workers: &Workers,
         path: &Path,
     ) -> Result<Self> {
-        let (sender, news) = mpsc::unbounded_channel();
+        let (tell, news) = mpsc::unbounded_channel();
         let stop = watch::Sender::new(false);
         let ranks = usize::try_from(job.ranks()).unwrap_or(usize::MAX);
         let mut parent = Self {
-            words: Vec::with_capacity(ranks),
+            workers: workers.clone(),
+            path: path.to_owned(),
+            words: (0..ranks).map(|_| None).collect(),
             known: vec![Known::default(); ranks],
             gone: vec![false; ranks],
+            first: BTreeMap::new(),
             job,
             service,
             board,
+            tell,
             news,
             stop,
             children: JoinSet::new(),
@@ -174,28 +175,58 @@ impl Parent {
         };
         for rank in 0..parent.job.ranks() {
             // On failure `parent` drops, and with it (kill_on_drop) the workers started so far.
-            let mut child = spawn(workers, path, rank)?;
-            let stdin = child.stdin.take();
-            parent.words.push(listen(child.stderr.take(), rank, workers.stderr));
-            let (news, mut stopped) = (sender.clone(), parent.stop.subscribe());
-            parent.children.spawn(async move {
-                let status = tokio::select! {
-                    status = child.wait() => status,
-                    // An error means that the parent is gone: the same.
-                    () = told(&mut stopped) => {
-                        if let Err(error) = child.start_kill() {
-                            debug!(rank, %error, "it has exited already");
-                        }
-                        child.wait().await
-                    }
-                };
-                // Open until here: its end is the worker's end.
-                drop(stdin);
-                let _ = news.send(News::Exited(rank, status));
-            });
-            parent.watchers.spawn(watch_board(Arc::clone(&parent.board), rank, sender.clone()));
+            parent.begin(rank)?;
         }
         Ok(parent)
+    }
+
+    /// Starts the process with this number.
+    fn begin(&mut self, number: Rank) -> Result<()> {
+        let rank = self.job.base(number);
+        let mut child = spawn(&self.workers, &self.path, number)?;
+        let stdin = child.stdin.take();
+        if let Some(words) = self.words.get_mut(rank as usize) {
+            *words = Some(listen(child.stderr.take(), rank, self.workers.stderr));
+        }
+        let (news, mut stopped) = (self.tell.clone(), self.stop.subscribe());
+        self.children.spawn(async move {
+            let status = tokio::select! {
+                status = child.wait() => status,
+                // An error means that the parent is gone: the same.
+                () = told(&mut stopped) => {
+                    if let Err(error) = child.start_kill() {
+                        debug!(number, %error, "it has exited already");
+                    }
+                    child.wait().await
+                }
+            };
+            // Open until here: its end is the worker's end.
+            drop(stdin);
+            let _ = news.send(News::Exited(number, status));
+        });
+        self.watchers.spawn(watch_board(Arc::clone(&self.board), number, self.tell.clone()));
+        Ok(())
+    }
+
+    /// Starts another process in the place of one that `death` ended, where only a new process helps, after a while that grows: it
+    /// joins as a late clone does. Whether it was started.
+    async fn again(&mut self, number: Rank, death: &Error) -> bool {
+        let rank = self.job.base(number);
+        let next = self.job.successor(number).filter(|_| rank != 0 && death.retry() == Retry::NewProcess);
+        let Some(next) = next else { return false };
+        warn!(rank, %death, "only a new process helps: starting one in its place");
+        tokio::time::sleep(BACK_OFF.saturating_mul(1 << self.job.restarts(number).min(6))).await;
+        if let Err(error) = self.begin(next) {
+            warn!(rank, %error, "it cannot be started again");
+            return false;
+        }
+        if let Some(known) = self.known.get_mut(rank as usize) {
+            known.restarts += 1;
+        }
+        if let Some(gone) = self.gone.get_mut(rank as usize) {
+            *gone = false;
+        }
+        true
     }
 
     async fn conduct(&mut self, began: Duration, rank: &str) -> Result<Outcome> {
@@ -266,12 +297,17 @@ impl Parent {
                 return error;
             };
             match news {
-                Some(News::Exited(rank, status)) => {
+                Some(News::Exited(number, status)) => {
+                    let rank = self.job.base(number);
                     let asked_for = self.job.kill.is_some_and(|kill| kill.rank == rank);
-                    let death = self.death(rank, status).await;
+                    let death = self.death(number, status).await;
                     if asked_for {
                         debug!(rank, %death, "killed as asked");
+                    } else if self.again(number, &death).await {
+                        self.first.entry(rank).or_insert(death);
                     } else {
+                        // What ended the first of it says more than what the others met with.
+                        let death = self.first.remove(&rank).unwrap_or(death);
                         warn!(%death, "a rank died; the others go on");
                         if rank == 0 {
                             orphans = Some(Instant::now() + ORPHANS);
@@ -292,13 +328,13 @@ impl Parent {
 
     fn note(&mut self, news: News) {
         match news {
-            News::Mapped(rank, mapped) => {
-                if let Some(known) = self.known.get_mut(rank as usize) {
+            News::Mapped(number, mapped) => {
+                if let Some(known) = self.known.get_mut(self.job.base(number) as usize) {
                     known.mapped = Some(mapped);
                 }
             }
-            News::Ready(rank, ready) => {
-                if let Some(known) = self.known.get_mut(rank as usize) {
+            News::Ready(number, ready) => {
+                if let Some(known) = self.known.get_mut(self.job.base(number) as usize) {
                     known.ready = Some(ready);
                 }
             }
@@ -306,17 +342,19 @@ impl Parent {
         }
     }
 
-    /// A rank exited before its time: says so on the board, and how it ended.
-    async fn death(&mut self, rank: Rank, status: std::io::Result<ExitStatus>) -> Error {
+    /// A rank's process exited before its time: says so on the board, and how it ended.
+    async fn death(&mut self, number: Rank, status: std::io::Result<ExitStatus>) -> Error {
+        let rank = self.job.base(number);
         if let Some(gone) = self.gone.get_mut(rank as usize) {
             *gone = true;
         }
-        if let Ok(job::Identity { member, secret }) = self.job.member(rank) {
+        if let Ok(job::Identity { member, secret }) = self.job.member(number) {
             self.service.handle(protocol::Request::Leave { member, secret });
         }
         // Set once, by nobody else. After the service knows: who hears of it asks that for another source.
-        let _ = self.board.put(&job::name(About::Gone, rank), String::new()).await;
-        if let Ok(Some(failed)) = job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, rank)).await
+        let _ = self.board.put(&job::name(About::Gone, number), String::new()).await;
+        if let Ok(Some(failed)) =
+            job::look::<ErrorWire>(&*self.board, &job::name(About::Failed, number)).await
         {
             return failed.into_error("replicate", &who(rank));
         }
@@ -334,11 +372,10 @@ impl Parent {
     }
 
     async fn last_words(&mut self, rank: Rank) -> String {
-        let Some(words) = self.words.get_mut(rank as usize) else { return String::new() };
-        // Ends with an error when the reader has ended; a grandchild may hold the pipe open.
-        let _ = timeout(LAST_WORDS, words.ended.changed()).await;
-        let tail = words.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().map(String::as_str).collect::<Vec<_>>().join(" | ")
+        match self.words.get_mut(rank as usize) {
+            Some(Some(words)) => words.last().await,
+            _ => String::new(),
+        }
     }
 
     fn late(&self, phase: &str, limit: Duration, done: impl Fn(&Known) -> bool) -> Error {
@@ -374,47 +411,6 @@ async fn told(stopped: &mut watch::Receiver<bool>) {
 
 fn lost_touch() -> Error {
     Error::new(Kind::SourceLost, "replicate", "every worker is gone")
-}
-
-pub(crate) fn spawn(workers: &Workers, board: &Path, rank: Rank) -> Result<Child> {
-    let mut command = Command::new(&workers.program);
-    command.args(&workers.args).arg("--board").arg(board).arg("--rank").arg(rank.to_string());
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    // A terminal's Ctrl-C is for the parent, which ends them in order; they see its end by their stdin.
-    command.process_group(0);
-    command.spawn().map_err(|e| {
-        let detail = format!("starting {} as {}", workers.program.display(), who(rank));
-        Error::from_io("spawn", &e, detail).with_remedy(
-            "raise the limits on processes and descriptors (ulimit -u, ulimit -n), or start fewer clones",
-        )
-    })
-}
-
-/// Hands a worker's lines on as they come and keeps the last.
-pub(crate) fn listen(
-    stderr: Option<impl AsyncRead + Send + Unpin + 'static>,
-    rank: Rank,
-    tell: fn(u32, &str),
-) -> Words {
-    let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL)));
-    let (sender, ended) = watch::channel(());
-    let Some(stderr) = stderr else { return Words { tail, ended } };
-    let keep = Arc::clone(&tail);
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(stderr).split(b'\n');
-        // Whatever bytes they are: a reader that stopped would break the worker's pipe.
-        while let Ok(Some(line)) = lines.next_segment().await {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            tell(rank, &line);
-            let mut tail = keep.lock().unwrap_or_else(PoisonError::into_inner);
-            if tail.len() == TAIL {
-                tail.pop_front();
-            }
-            tail.push_back(line);
-        }
-        drop(sender);
-    });
-    Words { tail, ended }
 }
 
 /// Tells what a rank puts on the board. Ends with the parent.

@@ -83,7 +83,10 @@ impl Seat {
     /// Becomes a member that reads from whom the schedule says, once that one is a member.
     async fn join(&self, held: &Held) -> Result<Arc<Membership>> {
         let Self { job, rank, board, .. } = self;
-        let (role, upstream) = match job.source(*rank) {
+        // One that takes another's place comes late, and is given a source.
+        let is_late = job.restarts(*rank) > 0;
+        let (role, upstream) = match job.source(job.base(*rank)) {
+            _ if is_late => (Role::Clone, None),
             None => (Role::Seed, None),
             Some(source) => {
                 let joined = job::name(About::Joined, source);
@@ -93,7 +96,9 @@ impl Seat {
             }
         };
         let (content, manifest) = job.content()?;
-        let labels = Labels { name: Some(who(*rank)), ..Labels::default() };
+        // Of its own: the name of the one before has lost members, and would have to wait.
+        let name = if is_late { format!("{} again ({rank})", who(job.base(*rank))) } else { who(*rank) };
+        let labels = Labels { name: Some(name), ..Labels::default() };
         let (secret, transports) = (job.member(*rank)?.secret, self.endpoints.names());
         let said = held.registration((role, content), secret, &labels, &transports, job.ranks())?;
         // The service is told, not asked: its own choice is for those that lose their source.
@@ -124,10 +129,17 @@ impl Seat {
         // What the driver needs is at hand before the release.
         let work = flashboot_driver::Job {
             arena: Arc::clone(arena),
-            assignment: job.assignment(*rank)?,
+            assignment: match membership.upstream() {
+                Some(source) if job.restarts(*rank) > 0 => job.whole(source)?,
+                _ => job.assignment(*rank)?,
+            },
             expected: if settings.verify { Some(Arc::new(job.digests()?)) } else { None },
             policy: Policy { stall: stall(settings.stall, membership.depth()), ..settings.policy() },
-            limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
+            limits: Limits {
+                pull: settings.pull_timeout,
+                floor: settings.floor(membership.depth()),
+                ..Limits::default()
+            },
         };
         let began = clock.now();
         if let Some(source) = membership.upstream() {
@@ -175,7 +187,7 @@ impl Seat {
 /// The parent's news of a rank's end.
 fn ended(board: &Arc<dyn Board>, job: &Job, source: MemberId) -> watch::Receiver<bool> {
     let (tell, news) = watch::channel(false);
-    if let Some(rank) = job.rank_of(source) {
+    if let Some(rank) = job.number_of(source) {
         let (board, settings) = (Arc::clone(board), &job.settings);
         let patience = settings.setup_timeout.saturating_add(settings.transfer_timeout);
         tokio::spawn(async move {

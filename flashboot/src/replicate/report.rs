@@ -96,6 +96,8 @@ pub struct CloneReport {
     pub repaired: u64,
     /// Sources lost on the way.
     pub losses: u32,
+    /// How often its process was started again, because only a new one could help (its GPU context was lost).
+    pub restarts: u32,
     /// It was killed on purpose.
     pub killed: bool,
 }
@@ -105,6 +107,7 @@ pub struct CloneReport {
 pub(crate) struct Known {
     pub(crate) mapped: Option<Mapped>,
     pub(crate) ready: Option<Ready>,
+    pub(crate) restarts: u32,
 }
 
 pub(crate) fn ms(d: Duration) -> f64 {
@@ -180,6 +183,7 @@ fn clone(job: &Job, index: Rank, known: &Known, release: Duration) -> CloneRepor
         verified: ready.map_or(0, |r| r.verified),
         repaired: ready.map_or(0, |r| r.repaired),
         losses: ready.map_or(0, |r| r.losses),
+        restarts: known.restarts,
         killed: job.kill.is_some_and(|kill| kill.rank == index) && ready.is_none(),
     }
 }

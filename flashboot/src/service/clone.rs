@@ -4,9 +4,11 @@ use super::{
     KillAt, client,
     kill::Moment,
     payload,
-    seat::{Seat, blocking, new_trace},
+    recheck::Recheck,
+    seat::{Held, Opened, Seat, blocking, new_trace},
     sources::{Hop, Members, peer, stall},
     standing::Standing,
+    wanted::resolved,
 };
 use crate::{config::Chunk, observe::Watched};
 use flashboot_channel::Security;
@@ -116,19 +118,22 @@ async fn cloned(
     tokio::pin!(stop);
     let watched = Arc::new(request.seat.observed.begin("clone"));
     let (client, security) = client(&request.rendezvous, &request.seat.network()).await?;
-    let (cloned, membership, held) = tokio::select! {
+    let (cloned, membership, kept) = tokio::select! {
         done = read(&request, &client, &watched, trace, None, |_| ()) => done?,
         // Its membership ends with it: the service forgets it a lease later, its readers go elsewhere at once.
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     watched.ready();
     told(&cloned);
-    let (standing, evicted) = serve_on(&request, &security, stop, || membership.evicted()).await;
+    let Kept { opened, held, mut recheck } = kept;
+    let reason = || membership.evicted().or_else(|| recheck.look(&membership));
+    let (standing, evicted) = serve_on(&request, &security, stop, reason).await;
     watched.draining();
     if let Ok(membership) = Arc::try_unwrap(membership) {
-        request.seat.go(&client, membership, held.1).await;
+        let drain = request.seat.drain_after(evicted.as_ref());
+        request.seat.go(&client, membership, held, drain).await;
     }
-    drop(held.0);
+    drop(opened);
     if let Some(standing) = standing {
         standing.end().await;
     }
@@ -141,7 +146,7 @@ pub(super) async fn serve_on(
     request: &CloneRequest,
     security: &Security,
     mut stop: Pin<&mut impl Future<Output = ()>>,
-    evicted: impl Fn() -> Option<Error>,
+    mut evicted: impl FnMut() -> Option<Error>,
 ) -> (Option<Standing>, Option<Error>) {
     if request.leave {
         return (None, None);
@@ -162,7 +167,11 @@ pub(super) async fn serve_on(
 }
 
 /// What a clone keeps as long as it serves.
-pub(super) type Kept = (super::seat::Opened, super::seat::Held);
+pub(super) struct Kept {
+    pub(super) opened: Opened,
+    pub(super) held: Held,
+    pub(super) recheck: Recheck,
+}
 
 /// Clones into `arena`; `seen` is told of every range that is verified there. The second future goes, once nobody reads from it
 /// any more: until it has ended the arena can be read by others.
@@ -173,13 +182,15 @@ pub(crate) async fn clone_into(
 ) -> Result<(Cloned, impl Future<Output = ()> + Send + 'static)> {
     let watched = Arc::new(request.seat.observed.begin("load"));
     let (client, _) = client(&request.rendezvous, &request.seat.network()).await?;
-    let (cloned, membership, held) =
+    let (cloned, membership, kept) =
         read(&request, &client, &watched, new_trace()?, Some(arena), seen).await?;
     let go = async move {
+        // What the engine makes of its memory is its own: it is not compared again.
+        let Kept { opened, held, .. } = kept;
         if let Ok(membership) = Arc::try_unwrap(membership) {
-            request.seat.go(&client, membership, held.1).await;
+            request.seat.go(&client, membership, held, request.seat.drain).await;
         }
-        drop(held.0);
+        drop(opened);
     };
     Ok((cloned, go))
 }
@@ -195,7 +206,8 @@ async fn proved(
     client: &Client,
     patience: Duration,
 ) -> Result<(Content, Manifest, Vec<u8>)> {
-    let content = find(client, wanted, patience).await?;
+    let wanted = resolved(wanted, client).await?;
+    let content = find(client, &wanted, patience).await?;
     let bytes = fetch_manifest(client, &content, patience).await?;
     let (image, rank) = (content.image.clone(), content.rank.clone());
     let (manifest, bytes) = blocking(move || Ok((Manifest::check(&bytes, &image, &rank)?, bytes))).await?;
@@ -213,11 +225,17 @@ pub(super) async fn read(
 ) -> Result<(Cloned, Arc<Membership>, Kept)> {
     let began = Instant::now();
     let CloneRequest { wanted, seat, .. } = request;
+    if let Some(path) = &request.output {
+        payload::placed(path.clone()).await?;
+    }
     let (content, manifest, bytes) = proved(wanted, client, seat.patience).await?;
-    let digests = manifest.table.digests().clone();
+    let digests = Arc::new(manifest.table.digests().clone());
     if digests.payload() != content.bytes {
         let detail = format!("the service says {} bytes, the image {}", content.bytes, digests.payload());
         return Err(Error::new(Kind::Mismatch, "clone", detail).with_peer(client.peer()));
+    }
+    if let Some(path) = &request.output {
+        payload::room(path.clone(), content.bytes).await?;
     }
     let opened = seat.open().await?;
     let held = match into {
@@ -254,9 +272,9 @@ pub(super) async fn read(
     let job = Job {
         arena: Arc::clone(&held.arena),
         assignment: Assignment { geometry, held: Vec::new(), legs: vec![leg], gate: Gate::Chunk },
-        expected: Some(Arc::new(digests)),
+        expected: Some(Arc::clone(&digests)),
         policy: Policy { stall, ..settings.policy() },
-        limits: Limits { pull: settings.pull_timeout, ..Limits::default() },
+        limits: Limits { pull: settings.pull_timeout, floor: settings.floor(depth), ..Limits::default() },
     };
     let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
     let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
@@ -320,5 +338,6 @@ pub(super) async fn read(
         bytes_per_s,
         trace,
     };
-    Ok((cloned, membership, (opened, held)))
+    let recheck = Recheck::new(&held.arena, &digests);
+    Ok((cloned, membership, Kept { opened, held, recheck }))
 }

@@ -11,11 +11,13 @@ mod gather;
 mod kill;
 mod payload;
 mod ranks;
+mod recheck;
 mod seat;
 mod seed;
 mod sources;
 mod standing;
 mod told;
+mod wanted;
 
 // What the ranks of a `replicate` do in the same way, and a load from a peer.
 pub(crate) use clone::{clone_into, look};
@@ -29,6 +31,7 @@ pub use kill::{KillAt, Moment};
 pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
+pub use wanted::image_id;
 
 use crate::{
     config::Config,

@@ -8,6 +8,7 @@ use super::{
     clone::{Kept, read, serve_on},
     payload,
     seat::{blocking, new_trace},
+    wanted::resolved,
 };
 use crate::{config::Devices, observe::Watched, replicate::resolve_devices};
 use flashboot_checkpoint::Manifest;
@@ -51,20 +52,22 @@ pub async fn clone_ranks(
 ) -> Result<()> {
     tokio::pin!(stop);
     let (client_, security) = client(&request.rendezvous, &request.seat.network()).await?;
-    let (cloned, held) = tokio::select! {
+    let (cloned, mut held) = tokio::select! {
         done = all(&request, ranks, &client_) => done?,
         () = &mut stop => return Err(Error::new(Kind::Cancelled, "clone", "stopped by a signal")),
     };
     held.iter().for_each(|member| member.watched.ready());
     told(&cloned);
-    let reason = || held.iter().find_map(|member| member.membership.evicted());
+    let reason = || held.iter_mut().find_map(Member::reason);
     let (standing, evicted) = serve_on(&request, &security, stop, reason).await;
-    let gone = held.into_iter().map(|Member { membership, kept: (opened, held), watched }| {
+    let gone = held.into_iter().map(|Member { membership, kept, watched }| {
         let (seat, client) = (request.seat.clone(), Arc::clone(&client_));
+        let drain = seat.drain_after(evicted.as_ref());
         watched.draining();
         async move {
+            let Kept { opened, held, .. } = kept;
             if let Ok(membership) = Arc::try_unwrap(membership) {
-                seat.go(&client, membership, held).await;
+                seat.go(&client, membership, held, drain).await;
             }
             drop(opened);
         }
@@ -83,6 +86,13 @@ struct Member {
     watched: Arc<Watched>,
 }
 
+impl Member {
+    /// Why it has to go, if so.
+    fn reason(&mut self) -> Option<Error> {
+        self.membership.evicted().or_else(|| self.kept.recheck.look(&self.membership))
+    }
+}
+
 type All = (ClonedRanks, Vec<Member>);
 
 async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) -> Result<All> {
@@ -91,18 +101,25 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
         let detail = format!("{} is there: all ranks are written to a new directory", there.display());
         return Err(Error::new(Kind::Invalid, "clone", detail));
     }
+    if let Some(path) = request.output.clone() {
+        blocking(move || payload::writable(&path)).await?;
+    }
     let (image, every) = ranks_of(request, client_).await?;
-    let unknown = ranks.iter().find(|rank| !every.contains(rank));
-    if let Some(rank) = unknown {
-        let detail = format!("the image has no rank {rank}, but {}", every.join(", "));
+    let known = |rank: &String| every.iter().any(|(name, _)| name == rank);
+    if let Some(rank) = ranks.iter().find(|rank| !known(rank)) {
+        let names: Vec<_> = every.iter().map(|(name, _)| name.as_str()).collect();
+        let detail = format!("the image has no rank {rank}, but {}", names.join(", "));
         return Err(Error::new(Kind::Invalid, "clone", detail));
     }
-    let names: Vec<String> =
-        every.into_iter().filter(|name| ranks.is_empty() || ranks.contains(name)).collect();
+    let (names, sizes): (Vec<String>, Vec<u64>) =
+        every.into_iter().filter(|(name, _)| ranks.is_empty() || ranks.contains(name)).unzip();
+    if let Some(path) = request.output.clone() {
+        payload::room(path, sizes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))).await?;
+    }
     let replicate = &request.seat.config.replicate;
     let devices = resolve_devices(&replicate.device, replicate.setup_timeout).await?;
     let one = |(number, name): (usize, &String)| {
-        let mut one = request.clone();
+        let (mut one, name) = (request.clone(), name.clone());
         one.wanted =
             Wanted { image: Some(image.clone()), rank: Some(name.clone()), ..request.wanted.clone() };
         one.output = None;
@@ -117,15 +134,19 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
             // A connection each: one that waits keeps nobody else waiting.
             let (own, _) = client(&one.rendezvous, &one.seat.network()).await?;
             let watched = Arc::new(one.seat.observed.begin("clone"));
-            let (cloned, membership, kept) = read(&one, &own, &watched, new_trace()?, None, |_| ()).await?;
+            let read = read(&one, &own, &watched, new_trace()?, None, |_| ()).await;
+            let (cloned, membership, kept) = read.map_err(|error| of_rank(error, &name))?;
             Ok::<_, Error>((cloned, Member { membership, kept, watched }))
         }
     };
-    let done = try_join_all(names.iter().enumerate().map(one)).await?;
+    let done = match try_join_all(names.iter().enumerate().map(one)).await {
+        Ok(done) => done,
+        Err(error) => return Err(missing(error, &image, &names, client_).await),
+    };
     let ready = began.elapsed();
     if let Some(path) = &request.output {
         let arenas: Vec<_> =
-            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.1.arena))).collect();
+            names.into_iter().zip(done.iter().map(|(_, m)| Arc::clone(&m.kept.held.arena))).collect();
         let path = path.clone();
         blocking(move || {
             commit(&path, |dir| {
@@ -141,13 +162,48 @@ async fn all(request: &CloneRequest, ranks: &[String], client_: &Arc<Client>) ->
     Ok((ClonedRanks { image, bytes, ready_ms: ready.as_secs_f64() * 1e3, ranks: reports }, held))
 }
 
+/// `error`, as what became of the rank called `name`.
+fn of_rank(error: Error, name: &str) -> Error {
+    let (kind, op, peer, chunk, code) =
+        (error.kind(), error.op(), error.peer().map(str::to_owned), error.chunk(), error.code());
+    let remedy = error.remedy().map(str::to_owned);
+    let mut named = Error::new(kind, op, format!("rank {name}: {}", error.detail()));
+    if let Some(peer) = peer {
+        named = named.with_peer(peer);
+    }
+    if let Some(chunk) = chunk {
+        named = named.with_chunk(chunk);
+    }
+    if let Some(code) = code {
+        named = named.with_code(code);
+    }
+    if let Some(remedy) = remedy { named.with_remedy(remedy) } else { named }
+}
+
+/// `error`, with the names of all ranks of `names` that nobody holds whole, where that may be why.
+async fn missing(error: Error, image: &str, names: &[String], client: &Client) -> Error {
+    if !matches!(error.kind(), Kind::Unavailable | Kind::Deadline | Kind::SourceLost) {
+        return error;
+    }
+    let Ok(status) = status(client).await else { return error };
+    let held = |name: &&String| {
+        let mut members = status.members.iter();
+        members.any(|m| {
+            let content = status.contents.get(m.content);
+            content.is_some_and(|c| c.image == image && c.rank == **name && c.bytes == m.holds)
+        })
+    };
+    let missing: Vec<_> = names.iter().filter(|name| !held(name)).map(String::as_str).collect();
+    if missing.is_empty() {
+        return error;
+    }
+    error.with_remedy(format!("start a seed (--rank) of each rank that nobody holds: {}", missing.join(", ")))
+}
+
 /// What `write` puts into a directory, under the name `path`, all of it at once. Blocks.
 fn commit(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let failed = |op| move |e: std::io::Error| Error::from_io(op, &e, path.display().to_string());
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let parent = payload::parent(path);
     // Removed again where anything fails.
     let whole = tempfile::Builder::new().prefix(".flashboot-").tempdir_in(parent).map_err(failed("mkdir"))?;
     write(whole.path())?;
@@ -157,11 +213,11 @@ fn commit(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     std::fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed("fsync"))
 }
 
-/// The image that is asked for, once somebody holds a part of it, and the names of all its ranks.
-async fn ranks_of(request: &CloneRequest, client: &Client) -> Result<(String, Vec<String>)> {
+/// The image that is asked for, once somebody holds a part of it, and the names of all its ranks, with their bytes.
+async fn ranks_of(request: &CloneRequest, client: &Client) -> Result<(String, Vec<(String, u64)>)> {
     let patience = request.seat.patience;
     let until = Instant::now() + patience;
-    let wanted = Wanted { rank: None, ..request.wanted.clone() };
+    let wanted = Wanted { rank: None, ..resolved(&request.wanted, client).await? };
     let content: Content = loop {
         let error = match status(client).await {
             Ok(status) => {
@@ -190,7 +246,8 @@ async fn ranks_of(request: &CloneRequest, client: &Client) -> Result<(String, Ve
     let bytes = fetch_manifest(client, &content, patience).await?;
     let id = content.image.clone();
     let manifest = blocking(move || Ok(Manifest::check(&bytes, &content.image, &content.rank)?)).await?;
-    Ok((id, manifest.metadata.ranks.iter().map(|entry| entry.coordinate.to_string()).collect()))
+    let ranks = manifest.metadata.ranks.iter();
+    Ok((id, ranks.map(|entry| (entry.coordinate.to_string(), entry.payload_bytes)).collect()))
 }
 
 #[cfg(test)]

@@ -16,13 +16,15 @@ use flashboot_rendezvous::{
     protocol::{Content, MemberId, Place, Registration, Role, readers_of},
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use tokio::time::{Instant, sleep};
-use tracing::{info, warn};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
 
 /// How often readers are counted while they are drained.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
 /// How long the service may take to hear that a member goes.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// How long a service that does not answer is asked who still reads.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Where a member is, as far as the machine does not know it itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -97,6 +99,7 @@ impl Held {
             upstream: None,
             epoch: 0,
             trace: None,
+            rate: None,
         })
     }
 }
@@ -220,32 +223,54 @@ impl Seat {
         let said = Registration {
             expect,
             trace: Some(trace.to_owned()),
+            rate: self.config.tcp.rate.map(|rate| rate.0),
             ..held.registration((role, content), random()?, &self.labels, &opened.transports, self.readers)?
         };
         Membership::join(Arc::clone(client), said, Arc::new(manifest), self.patience).await
     }
 
-    /// Says goodbye, and waits until nobody reads any more, as far as the service knows, for at most the time to drain.
-    pub(super) async fn go(&self, client: &Client, membership: Membership, held: Held) {
+    /// How long readers may take to end where this is why the member goes: nobody is to read on from damaged memory.
+    pub(super) fn drain_after(&self, reason: Option<&Error>) -> Duration {
+        if reason.is_some_and(|error| error.kind() == Kind::Corrupt) { Duration::ZERO } else { self.drain }
+    }
+
+    /// Says goodbye, and waits until nobody reads any more, as far as the service knows, for at most `drain`. A service that does
+    /// not answer is asked for 3 s; readers that it named last have `drain` from then on.
+    pub(super) async fn go(&self, client: &Client, membership: Membership, held: Held, drain: Duration) {
         let id = MemberId(held.generation);
-        let until = Instant::now() + self.drain;
-        membership.leave(GOODBYE).await;
+        let began = Instant::now();
+        let (named, silence) = (membership.readers(), membership.silence());
+        membership.leave(GOODBYE.min(drain)).await;
+        let left = drain.saturating_sub(silence);
+        let mut told = false;
+        let mut tell = |what: &str, readers: usize, most: Duration| {
+            if !std::mem::replace(&mut told, true) && !most.is_zero() {
+                warn!(readers, for_at_most = ?most, "{what}");
+            }
+        };
+        let mut heard = Instant::now();
         loop {
-            match flashboot_rendezvous::status(client).await {
-                Ok(status) => match readers_of(&status, id) {
-                    0 => break,
-                    readers if Instant::now() >= until => {
-                        warn!(readers, drain = ?self.drain, "going although others still read from here");
+            let asked = timeout(SILENCE, flashboot_rendezvous::status(client)).await;
+            match asked {
+                Ok(Ok(status)) => {
+                    heard = Instant::now();
+                    match readers_of(&status, id) {
+                        0 => break,
+                        readers if began.elapsed() >= drain => {
+                            warn!(readers, ?drain, "going although others still read from here");
+                            break;
+                        }
+                        readers => tell("waiting for those who read from here", readers, drain),
+                    }
+                }
+                // Without the service nobody knows who reads, but those that it named last.
+                Ok(Err(_)) | Err(_) => {
+                    let most = if named > 0 { left.max(SILENCE) } else { SILENCE }.min(drain);
+                    tell("the service does not say who reads from here; waiting all the same", named, most);
+                    if heard.elapsed() >= most {
                         break;
                     }
-                    readers => info!(readers, "readers are drained"),
-                },
-                // Without the service nobody knows: they have the whole time.
-                Err(error) if Instant::now() >= until => {
-                    info!(%error, "the service does not say who still reads");
-                    break;
                 }
-                Err(_) => {}
             }
             sleep(COUNT_EVERY).await;
         }

@@ -2,6 +2,7 @@
 
 use super::{
     client,
+    recheck::Recheck,
     seat::{Seat, blocking, new_trace},
     security,
     standing::Standing,
@@ -168,19 +169,20 @@ async fn seeded(
     watched.ready();
     told(&serving);
 
+    let mut recheck = Recheck::new(&held.arena, &Arc::new(request.rank.table.digests().clone()));
     tokio::pin!(stop);
     let evicted = loop {
         tokio::select! {
             () = &mut stop => break None,
             () = tokio::time::sleep(LOOK_EVERY) => {
-                if let Some(error) = membership.evicted() {
+                if let Some(error) = membership.evicted().or_else(|| recheck.look(&membership)) {
                     break Some(error);
                 }
             }
         }
     };
     watched.draining();
-    seat.go(&client, membership, held).await;
+    seat.go(&client, membership, held, seat.drain_after(evicted.as_ref())).await;
     if let Some(standing) = standing {
         standing.end().await;
     }

@@ -12,18 +12,18 @@ use flashboot_core::{
     Arena, Error, Generation, Kind, Locator, Mover, PeerId, Result, ShardId, TransportName,
 };
 use flashboot_driver::Sources;
-use flashboot_rendezvous::{
-    Loss, Membership,
-    protocol::{Cause, MemberId},
-};
+use flashboot_rendezvous::{Fault, Loss, Membership, protocol::MemberId};
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::sync::watch;
 use tracing::{info, warn};
+
+/// How often one source is imported in vain.
+const IMPORTS: u32 = 3;
 
 /// A source that was read from, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -46,8 +46,32 @@ pub(crate) struct Members {
     /// Imported before they are asked for.
     ahead: Mutex<BTreeMap<PeerId, Box<dyn Mover>>>,
     hops: Mutex<Vec<Hop>>,
+    failed: Mutex<Failed>,
     watched: Option<Arc<Watched>>,
     ends: Option<Ends>,
+}
+
+/// Imports that failed.
+#[derive(Debug, Default)]
+struct Failed {
+    /// How often, by source, since the last that did not.
+    times: BTreeMap<PeerId, u32>,
+    /// Sources that cannot be imported from here.
+    unreachable: BTreeSet<PeerId>,
+}
+
+impl Failed {
+    /// Notes that importing `source` failed; `fixed`: by the only transport that there is to try.
+    fn note(&mut self, source: PeerId, error: &Error, fixed: bool) {
+        let times = self.times.entry(source).or_default();
+        *times += 1;
+        // A source that is only gone is not given again before it has shown life: one that fails and lives will not do.
+        let never =
+            matches!(error.kind(), Kind::Unavailable | Kind::Mismatch | Kind::Permission | Kind::Invalid);
+        if fixed && never || *times >= IMPORTS {
+            self.unreachable.insert(source);
+        }
+    }
 }
 
 /// Who tells of the end of a member.
@@ -64,8 +88,9 @@ impl Members {
     ) -> Self {
         // A holder that is stopped takes a connection and does not answer: no longer than a word may stand still.
         let import = replicate.import_timeout.min(replicate.stall);
-        let (ahead, hops) = (Mutex::default(), Mutex::default());
-        Self { membership, endpoints, arena, import, patience, ahead, hops, watched: None, ends: None }
+        let (ahead, hops, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (watched, ends) = (None, None);
+        Self { membership, endpoints, arena, import, patience, ahead, hops, failed, watched, ends }
     }
 
     /// Tells `watched` of every hop and every loss.
@@ -95,6 +120,10 @@ impl Members {
 
     fn ahead(&self) -> MutexGuard<'_, BTreeMap<PeerId, Box<dyn Mover>>> {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self) -> MutexGuard<'_, Failed> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn import(&self, source: PeerId) -> Result<Box<dyn Mover>> {
@@ -151,10 +180,15 @@ pub(super) fn member(peer: PeerId) -> Option<MemberId> {
 impl Sources for Members {
     async fn attach(&self, source: PeerId) -> Result<Box<dyn Mover>> {
         let ahead = self.ahead().remove(&source);
-        match ahead {
+        let imported = match ahead {
             Some(mover) => Ok(mover),
             None => self.import(source).await,
+        };
+        match &imported {
+            Ok(_) => drop(self.failed().times.remove(&source)),
+            Err(error) => self.failed().note(source, error, self.endpoints.names().len() == 1),
         }
+        imported
     }
 
     async fn replace(&self, lost: PeerId, _shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
@@ -162,9 +196,13 @@ impl Sources for Members {
         if let Some(watched) = &self.watched {
             watched.lost(cause);
         }
-        let refused = cause.kind().is_refusal();
-        let loss = Loss { source, cause: if refused { Cause::Refused } else { Cause::Lost } };
-        let next = self.membership.lost(loss, self.patience).await?;
+        let fault = match cause.kind() {
+            _ if self.failed().unreachable.contains(&lost) => Fault::Unreachable,
+            Kind::Corrupt => Fault::Corrupt,
+            kind if kind.is_refusal() => Fault::Refused,
+            _ => Fault::Lost,
+        };
+        let next = self.membership.lost(Loss { source, fault }, self.patience).await?;
         warn!(lost = %source, source = %next, from, "reading on elsewhere");
         Some(peer(next))
     }
@@ -173,6 +211,20 @@ impl Sources for Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_never_be_imported_is_tried_once_and_what_fails_for_now_a_few_times() {
+        let of = |kind| Error::new(kind, "import", "x");
+        let (one, two) = (PeerId(1), PeerId(2));
+        let mut failed = Failed::default();
+        failed.note(one, &of(Kind::Mismatch), true);
+        failed.note(two, &of(Kind::Unavailable), false);
+        assert_eq!(failed.unreachable, BTreeSet::from([one]), "of several transports another may do");
+        failed.note(two, &of(Kind::SourceLost), true);
+        assert!(!failed.unreachable.contains(&two));
+        failed.note(two, &of(Kind::SourceLost), true);
+        assert!(failed.unreachable.contains(&two));
+    }
 
     #[test]
     fn patience_grows_with_those_above() {

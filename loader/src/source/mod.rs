@@ -128,8 +128,8 @@ impl Load {
         Ok(self.filling.get_or_init(|| filling))
     }
 
-    /// Bytes that are there.
-    fn bytes(&self) -> u64 {
+    /// Bytes that are there: how far it is.
+    pub fn bytes(&self) -> u64 {
         self.filling.get().map_or(0, |filling| filling.bytes())
     }
 

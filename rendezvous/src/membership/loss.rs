@@ -1,6 +1,6 @@
 //! Losing a source: what the service says, and what the last plan says while nobody answers.
 
-use super::Membership;
+use super::{GRACE, Membership};
 use crate::{
     client::AGAIN,
     protocol::{Answer, Cause, MemberId, Reason, Request},
@@ -11,38 +11,71 @@ use tokio::time::{Instant, sleep, timeout};
 /// How long a question waits for the service when there are others to turn to.
 const IMPATIENT: Duration = Duration::from_millis(500);
 
+/// Why a source was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is gone, does not answer, stands still, or is too slow.
+    Lost,
+    /// It holds another filling.
+    Refused,
+    /// Blocks of it do not match their digests.
+    Corrupt,
+    /// It cannot be read from here, however often that is tried.
+    Unreachable,
+}
+
+impl Fault {
+    /// As the service is told.
+    fn cause(self) -> (Cause, bool) {
+        let cause = if self == Self::Lost { Cause::Lost } else { Cause::Refused };
+        (cause, self == Self::Corrupt)
+    }
+
+    /// How long another holder is waited for, of `patience`, while none of those that there are will do.
+    fn grace(self, patience: Duration) -> Duration {
+        match self {
+            Self::Corrupt => patience.min(GRACE),
+            Self::Unreachable => Duration::ZERO,
+            Self::Lost | Self::Refused => patience,
+        }
+    }
+}
+
 /// What a lost source leaves to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loss {
     /// Who was lost.
     pub source: MemberId,
     /// Why.
-    pub cause: Cause,
+    pub fault: Fault,
 }
 
 impl Membership {
     /// Another source, within `patience`: what the service says; while it does not answer, one that the last plan named,
-    /// first of all one that holds everything.
+    /// first of all one that holds everything. Where the service says that nobody is left but holders that will not do, those of
+    /// wrong bytes are waited for another for 3 s only, and those that cannot be read from here not at all.
     pub async fn lost(&self, loss: Loss, patience: Duration) -> Option<MemberId> {
         let until = Instant::now() + patience;
         let mut source = loss.source;
+        let mut refused_since = None;
         {
             let mut state = self.shared.state();
             state.lost.insert(source);
-            if loss.cause == Cause::Refused {
-                state.refused.insert(source);
+            if loss.fault != Fault::Lost {
+                state.refused.insert(source, loss.fault);
             }
         }
         loop {
             let asked = {
                 let state = self.shared.state();
-                let refused = state.refused.contains(&source);
+                let (cause, corrupt) = state.refused.get(&source).copied().unwrap_or(loss.fault).cause();
                 Request::Lost {
                     member: state.said.member,
                     secret: state.said.secret,
                     source,
                     epoch: state.said.epoch,
-                    cause: if refused { Cause::Refused } else { loss.cause },
+                    cause,
+                    corrupt,
                     holds: state.said.holds,
                 }
             };
@@ -51,7 +84,7 @@ impl Membership {
                 Ok(Ok(Answer::Registered { plan: Some(plan), .. })) => {
                     let next = plan.upstream;
                     self.shared.take(plan, true);
-                    if !self.shared.state().refused.contains(&next) {
+                    if !self.shared.state().refused.contains_key(&next) {
                         self.shared.state().lost.remove(&next);
                         return Some(next);
                     }
@@ -59,7 +92,13 @@ impl Membership {
                     source = next;
                     Duration::ZERO
                 }
-                Ok(Ok(Answer::Wait { retry_ms, .. })) => Duration::from_millis(retry_ms.min(500)),
+                Ok(Ok(Answer::Wait { retry_ms, refused, .. })) => {
+                    refused_since = refused.then(|| refused_since.unwrap_or_else(Instant::now));
+                    if refused_since.is_some_and(|since| since.elapsed() >= loss.fault.grace(patience)) {
+                        return None;
+                    }
+                    Duration::from_millis(retry_ms.min(500))
+                }
                 Ok(Ok(Answer::Refused(refusal))) if refusal.reason == Reason::UnknownMember => {
                     self.shared.state().said.upstream = None;
                     match self.shared.register().await {
@@ -71,7 +110,7 @@ impl Membership {
                             }
                             None => return None,
                         },
-                        Ok(Some(wait)) => wait,
+                        Ok(Some((wait, _))) => wait,
                         Err(_) => AGAIN,
                     }
                 }

@@ -112,7 +112,7 @@ impl Service {
                     Some(until) => strict && *until > now,
                 });
                 let doubted = strict && m.doubted_until > now;
-                !avoided && !m.silent() && !doubted && reaches(member, m)
+                !avoided && !m.silent() && !doubted && !m.blame().withdrawn && reaches(member, m)
             })
             .map(|(other, depth, m)| {
                 let Load { readers, local, nvlink } = self.links.load(other);
@@ -124,7 +124,8 @@ impl Service {
                     readers,
                     most: m.said.readers,
                     load: [local, nvlink, network],
-                    doubts: if m.doubted_until > now { m.doubts } else { 0 },
+                    doubts: (if m.doubted_until > now { m.doubts } else { 0 })
+                        .saturating_add(m.blame().readers),
                     holds: m.said.holds,
                     order: m.order,
                 }
@@ -132,6 +133,22 @@ impl Service {
             .collect();
         let bytes = self.groups.get(&member.group).map_or(0, |group| group.content.bytes);
         choose(&member.said.place, &candidates, chain(bytes, self.rules.chain))
+    }
+
+    /// Whether `id` waits in vain for who is there: of those that hold everything, and that it could read from, none is left that
+    /// it has not refused, and that is given to anybody; and there is one that is not.
+    pub(super) fn refused(&self, id: MemberId) -> bool {
+        let Some(member) = self.members.get(&id) else { return false };
+        let Some(group) = self.groups.get(&member.group) else { return false };
+        let bad = |other: &MemberId| {
+            matches!(member.avoid.get(other), Some(None))
+                || self.members.get(other).is_some_and(|m| m.blame().withdrawn)
+        };
+        let good = |other: &&MemberId| {
+            **other != id && !bad(other) && self.members.get(other).is_some_and(|m| reaches(member, m))
+        };
+        let some = member.avoid.values().any(Option::is_none) || group.complete.iter().any(bad);
+        some && !group.complete.iter().any(|other| good(&other))
     }
 
     /// What `id` is to do now; `None` while it has no source.
@@ -147,6 +164,7 @@ impl Service {
             .filter(|(other, m)| {
                 *other != id
                     && !member.avoid.contains_key(other)
+                    && !m.blame().withdrawn
                     && !holders.iter().any(|h| h.member == *other)
                     && reaches(member, m)
             })

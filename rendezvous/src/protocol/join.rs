@@ -111,6 +111,7 @@ impl Service {
             doubts: 0,
             doubted_at: Duration::ZERO,
             doubted_until: Duration::ZERO,
+            accusers: BTreeSet::new(),
             renewed: self.now,
             lease_until: self.now.saturating_add(self.rules.lease),
             pending: false,
@@ -191,6 +192,10 @@ impl Service {
         }
         match self.plan(id) {
             Some(plan) => Answer::Registered { lease_ms, manifest_has, plan: Some(plan) },
+            None if self.refused(id) => {
+                let why = "a holder that gave nobody wrong bytes".into();
+                Answer::Wait { retry_ms: RETRY_MS, why, refused: true }
+            }
             None => wait(RETRY_MS, "a holder with room for a reader"),
         }
     }

@@ -136,6 +136,26 @@ pub struct Registration {
     /// The trace that its spans are of: up to 32 hexadecimal digits. Others' spans about it carry it too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
+    /// The most bytes a second that it sends by tcp, which it enforces itself; `None`: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+}
+
+/// What its readers say of a member's bytes, as it is told itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Blame {
+    /// How many of them found blocks that do not match their digests.
+    pub readers: u32,
+    /// Two of them did: it is given to nobody any more.
+    pub withdrawn: bool,
+}
+
+impl Blame {
+    /// Whether nobody found anything.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One that reads from a member, or did of late.

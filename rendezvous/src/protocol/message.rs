@@ -5,7 +5,7 @@
 //! passed over, so a version may gain fields.
 
 use super::{
-    member::{Cause, Content, MemberId, Plan, Reader, Registration, Wanted},
+    member::{Blame, Cause, Content, MemberId, Plan, Reader, Registration, Wanted},
     refusal::{Reason, Refusal},
     ring::{Ring, RingNode},
     status::Status,
@@ -114,6 +114,9 @@ pub enum Request {
         epoch: u32,
         /// Why.
         cause: Cause,
+        /// Of what was refused: blocks of it do not match their digests.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        corrupt: bool,
         /// Verified bytes.
         holds: u64,
     },
@@ -168,6 +171,9 @@ pub enum Answer {
         retry_ms: u64,
         /// What is waited for.
         why: String,
+        /// Whoever holds everything gave wrong bytes, or was refused by who asks: it takes another to come.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        refused: bool,
     },
     /// The lease runs anew.
     Renewed {
@@ -178,6 +184,9 @@ pub enum Answer {
         /// Who reads from it or did of late, the last of them; where the membership is another than the client knows.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         readers: Vec<Reader>,
+        /// What its readers say of its bytes.
+        #[serde(default, skip_serializing_if = "Blame::is_none")]
+        blame: Blame,
     },
     /// Bytes of a manifest.
     Part {

@@ -27,7 +27,7 @@ mod rules;
 mod service;
 mod status;
 
-pub use member::{Cause, Content, Holder, MemberId, Place, Plan, Reader, Registration, Role, Wanted};
+pub use member::{Blame, Cause, Content, Holder, MemberId, Place, Plan, Reader, Registration, Role, Wanted};
 pub use message::{
     Answer, Greeting, Hello, MAX_ANSWER, MAX_REQUEST, NEWEST, OLDEST, PART, Request, agree, decode, encode,
 };
@@ -36,4 +36,4 @@ pub use refusal::{Reason, Refusal};
 pub use ring::{NODES, Ring, RingMember, RingNode};
 pub use rules::Rules;
 pub use service::Service;
-pub use status::{MemberStatus, Status, readers_of};
+pub use status::{Bound, Egress, MemberStatus, Status, readers_of};

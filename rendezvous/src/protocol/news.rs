@@ -4,7 +4,7 @@ use super::{
     member::{Cause, MemberId},
     message::Answer,
     refusal::{Reason, Refusal},
-    service::{RETRY_MS, Service, millis, wait},
+    service::{MOST_ACCUSERS, Member, RETRY_MS, Service, millis, wait},
 };
 
 impl Service {
@@ -59,12 +59,13 @@ impl Service {
         self.known(id, secret)?;
         self.heard(id, holds, reads);
         let lease_ms = millis(self.rules.lease);
+        let blame = self.members.get(&id).map(Member::blame).unwrap_or_default();
         let group = self.members.get(&id).and_then(|m| self.groups.get(&m.group));
         let news = group.is_some_and(|group| group.membership != membership);
         if !news {
-            return Ok(Answer::Renewed { lease_ms, plan: None, readers: Vec::new() });
+            return Ok(Answer::Renewed { lease_ms, plan: None, readers: Vec::new(), blame });
         }
-        Ok(Answer::Renewed { lease_ms, plan: self.plan(id), readers: self.readers(id) })
+        Ok(Answer::Renewed { lease_ms, plan: self.plan(id), readers: self.readers(id), blame })
     }
 
     pub(super) fn lost(
@@ -72,7 +73,7 @@ impl Service {
         id: MemberId,
         secret: u64,
         (source, epoch): (MemberId, u32),
-        cause: Cause,
+        (cause, corrupt): (Cause, bool),
         holds: u64,
     ) -> Result<Answer, Refusal> {
         self.known(id, secret)?;
@@ -92,6 +93,9 @@ impl Service {
                 source.doubted_at = now;
                 source.doubted_until = now.saturating_add(turn);
                 until = source.doubted_until;
+                if corrupt && cause == Cause::Refused && source.accusers.len() < MOST_ACCUSERS {
+                    source.accusers.insert(id);
+                }
             }
             if let Some(member) = self.members.get_mut(&id) {
                 let until = (cause == Cause::Lost).then_some(until);

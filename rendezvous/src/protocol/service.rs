@@ -8,7 +8,7 @@
 use super::{
     links::Links,
     manifest::Manifests,
-    member::{Content, MemberId, Reader, Registration, Role},
+    member::{Blame, Content, MemberId, Reader, Registration, Role},
     message::{Answer, Request},
     refusal::{Reason, Refusal},
     ring::Rings,
@@ -24,6 +24,10 @@ use std::{
 pub(super) const RETRY_MS: u64 = 50;
 /// Readers of one member that are remembered after they have ended.
 const READERS: usize = 16;
+/// How many readers have to find wrong bytes before a member is given to nobody: one may be damaged itself.
+const ACCUSERS: usize = 2;
+/// The most accusers of one member that are told apart.
+pub(super) const MOST_ACCUSERS: usize = 16;
 /// Leases for which it is remembered that a member left, and that a content was there.
 pub(super) const MEMORY: u32 = 10;
 
@@ -55,6 +59,8 @@ pub(super) struct Member {
     pub(super) doubts: u32,
     pub(super) doubted_at: Duration,
     pub(super) doubted_until: Duration,
+    /// Readers that found wrong bytes of it; not forgotten while it is a member.
+    pub(super) accusers: BTreeSet<MemberId>,
     pub(super) renewed: Duration,
     pub(super) lease_until: Duration,
     /// Whether it waits for others to come.
@@ -70,6 +76,12 @@ impl Member {
     pub(super) fn complete(&self) -> bool {
         self.said.holds == self.said.content.bytes
             && (self.said.role == Role::Seed || self.upstream.is_none())
+    }
+
+    /// What its readers say of its bytes.
+    pub(super) fn blame(&self) -> Blame {
+        let readers = u32::try_from(self.accusers.len()).unwrap_or(u32::MAX);
+        Blame { readers, withdrawn: self.accusers.len() >= ACCUSERS }
     }
 }
 
@@ -126,8 +138,8 @@ impl Service {
             Request::Renew { member, secret, holds, upstream, epoch, membership } => {
                 self.renew(member, secret, holds, (upstream, epoch), membership)
             }
-            Request::Lost { member, secret, source, epoch, cause, holds } => {
-                self.lost(member, secret, (source, epoch), cause, holds)
+            Request::Lost { member, secret, source, epoch, cause, corrupt, holds } => {
+                self.lost(member, secret, (source, epoch), (cause, corrupt), holds)
             }
             Request::Leave { member, secret } => self.leave(member, secret),
             Request::Upload { manifest, offset, part } => self.upload(&manifest, offset, &part),
@@ -264,7 +276,7 @@ impl Service {
 }
 
 pub(super) fn wait(retry_ms: u64, why: &str) -> Answer {
-    Answer::Wait { retry_ms, why: why.into() }
+    Answer::Wait { retry_ms, why: why.into(), refused: false }
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

@@ -1,9 +1,10 @@
 //! Who holds what, for people and `flashboot status`.
 
 use super::{
-    member::{Content, MemberId, Place, Role},
+    member::{Blame, Content, MemberId, Place, Role},
     service::{Service, millis},
 };
+use flashboot_core::TransportName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -57,6 +58,44 @@ pub struct MemberStatus {
     pub lease_left_ms: u64,
     /// Reports against it that are not yet forgotten.
     pub doubts: u32,
+    /// What its readers say of its bytes: how many found blocks that do not match their digests, and whether it is given to
+    /// nobody for that.
+    #[serde(default)]
+    pub blame: Blame,
+    /// What bounds the bytes that it sends, by transport.
+    #[serde(default)]
+    pub egress: Vec<Egress>,
+}
+
+/// What bounds the bytes that a member sends by one transport.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Egress {
+    /// The transport.
+    pub transport: String,
+    /// Who keeps to it.
+    pub bound: Bound,
+    /// The most bytes a second, where it is enforced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<u64>,
+}
+
+/// Who keeps to a bound on what a member sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Readers pull at their own pace; the service gives the member no more of them than it grants.
+    Cooperative,
+    /// The member sends no faster, whatever its readers do.
+    Enforced,
+}
+
+impl Egress {
+    fn of(transport: TransportName, rate: Option<u64>) -> Self {
+        // Of all transports only tcp's bytes go through the source's hands.
+        let bytes_per_s = rate.filter(|_| transport == TransportName::Tcp);
+        let bound = if bytes_per_s.is_some() { Bound::Enforced } else { Bound::Cooperative };
+        Self { transport: transport.as_str().to_owned(), bound, bytes_per_s }
+    }
 }
 
 impl Service {
@@ -86,6 +125,8 @@ impl Service {
             transports: m.served.iter().map(|t| t.as_str().to_owned()).collect(),
             lease_left_ms: millis(m.lease_until.saturating_sub(self.now)),
             doubts: if m.doubted_until > self.now { m.doubts } else { 0 },
+            blame: m.blame(),
+            egress: m.served.iter().map(|t| Egress::of(*t, m.said.rate)).collect(),
         });
         Status {
             release: env!("CARGO_PKG_VERSION").into(),

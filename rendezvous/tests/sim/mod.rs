@@ -109,6 +109,7 @@ pub(crate) fn registration(word: u64, role: Role, content: Content, host: u64) -
         upstream: None,
         epoch: 0,
         trace: Some(format!("{word:016x}")),
+        rate: None,
     }
 }
 
@@ -325,7 +326,8 @@ impl World {
                 ..node.said.clone()
             }),
             Phase::Seeking(source) => {
-                Request::Lost { member, secret, source, epoch: node.epoch, cause: Cause::Lost, holds }
+                let (epoch, cause, corrupt) = (node.epoch, Cause::Lost, false);
+                Request::Lost { member, secret, source, epoch, cause, corrupt, holds }
             }
             Phase::Reading | Phase::Done => {
                 let (upstream, epoch, membership) = (node.upstream, node.epoch, node.membership);

@@ -5,8 +5,8 @@ use crate::sim;
 use async_trait::async_trait;
 use flashboot_core::Kind;
 use flashboot_rendezvous::{
-    Client, Loss, Membership, fetch_manifest, find,
-    protocol::{Cause, Content, MemberId, Registration, Role, Rules, Status, Wanted},
+    Client, Fault, Loss, Membership, fetch_manifest, find,
+    protocol::{Content, MemberId, Registration, Role, Rules, Status, Wanted},
     status,
 };
 use std::{
@@ -109,7 +109,7 @@ pub(crate) async fn a_store_that_comes_back_loses_nobody_and_is_done_without_mea
     let first = clone.upstream().unwrap();
     up.away().await;
     // Alone, it finds the other of the two.
-    let next = clone.lost(Loss { source: first, cause: Cause::Lost }, LIMIT).await.unwrap();
+    let next = clone.lost(Loss { source: first, fault: Fault::Lost }, LIMIT).await.unwrap();
     assert_ne!(next, first);
     up.back().await;
     let status = until(&client, |s| s.members.len() == 3).await;
@@ -166,12 +166,12 @@ pub(crate) async fn a_clone_that_loses_its_source_is_given_another<F: Fixture>()
     let _seeds = (join(&client, said(1, Role::Seed)).await, join(&client, said(2, Role::Seed)).await);
     let clone = join(&up.client(), said(3, Role::Clone)).await.unwrap();
     let first = clone.upstream().unwrap();
-    let next = clone.lost(Loss { source: first, cause: Cause::Refused }, LIMIT).await.unwrap();
+    let next = clone.lost(Loss { source: first, fault: Fault::Refused }, LIMIT).await.unwrap();
     assert_ne!(next, first);
     let status = until(&client, |s| s.members.len() == 3).await;
     assert_eq!(status.members.iter().find(|m| m.member == id(3)).unwrap().upstream, Some(next));
     // It has nobody left to turn to.
-    let none = clone.lost(Loss { source: next, cause: Cause::Refused }, SECOND).await;
+    let none = clone.lost(Loss { source: next, fault: Fault::Refused }, SECOND).await;
     assert_eq!(none, None);
 }
 

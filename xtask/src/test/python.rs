@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-const LOCK: &str = "xtask/python/requirements.lock";
+pub(super) const LOCK: &str = "xtask/python/requirements.lock";
 /// `make_reference_models.py OUTDIR` makes every model the tests compare with in a folder that is there and
 /// empty; the same each time it runs.
 pub(crate) const SCRIPT: &str = "xtask/python/make_reference_models.py";
@@ -73,7 +73,7 @@ pub(crate) fn object_store(workspace: &Workspace, python: &Path) -> Result<PathB
 }
 
 /// Puts what a lock file lists into a folder of its own, beside the environment.
-fn install(python: &Path, lock: &Path, at: &Path) -> Result<()> {
+pub(super) fn install(python: &Path, lock: &Path, at: &Path) -> Result<()> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
     pip.args(["--no-deps", "--no-compile", "--only-binary", ":all:", "--target"]).arg(at);
@@ -108,7 +108,7 @@ fn made_by(
     cache::get_or_make(&cache::folder()?, &format!("{kind}-{key}"), |_| true, make)
 }
 
-fn python_in(environment: &Path) -> PathBuf {
+pub(super) fn python_in(environment: &Path) -> PathBuf {
     environment.join("bin/python")
 }
 

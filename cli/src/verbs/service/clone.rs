@@ -2,7 +2,7 @@
 
 use super::SeatArgs;
 use crate::{
-    exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+    again, exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
 };
 use clap::{ArgGroup, Args};
 use flashboot::{
@@ -21,8 +21,8 @@ pub(crate) struct CloneArgs {
     /// Which edition of the model [default: any]
     #[arg(long)]
     revision: Option<String>,
-    /// The image's id: what is cloned is proved to be this image
-    #[arg(long, value_name = "ID")]
+    /// The image's id: what is cloned is proved to be this image. The first 8 digits or more do, where one image has them
+    #[arg(long, value_name = "ID", value_parser = service::image_id)]
     image: Option<String>,
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
@@ -50,6 +50,9 @@ pub(crate) struct CloneArgs {
     /// For tests: kill itself, or @PID, there (registered, pull:N, chunk:N, complete)
     #[arg(long, hide = true, value_name = "WHERE")]
     kill: Option<KillAt>,
+    /// How often this process has begun anew, after it had lost its GPU context
+    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
+    restarted: u32,
 }
 
 impl CloneArgs {
@@ -90,6 +93,9 @@ pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<E
         }
     });
     runtime.shutdown_background();
+    if let Err(error) = &done {
+        again::instead_of(error, args.restarted);
+    }
     done?;
     Ok(ExitCode::SUCCESS)
 }

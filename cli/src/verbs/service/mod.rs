@@ -73,6 +73,9 @@ pub(crate) struct SeatArgs {
     /// How long a source's progress may stand still [default: 30s]
     #[arg(long, value_name = "DURATION")]
     stall: Option<humantime::Duration>,
+    /// The fewest bytes a second that a source may give over replicate.floor_window, as 500MB [default: any]
+    #[arg(long, value_name = "SIZE")]
+    floor: Option<ByteSize>,
     /// The longest the transfer may take [default: 10m]
     #[arg(long, value_name = "DURATION")]
     transfer_timeout: Option<humantime::Duration>,
@@ -129,6 +132,7 @@ impl SeatArgs {
         into.set("replicate.allow", "--allow", (!allow.is_empty()).then_some(allow));
         into.text("replicate.chunk", "--chunk", self.chunk.as_ref());
         into.text("replicate.stall", "--stall", self.stall.as_ref());
+        into.text("replicate.floor", "--floor", self.floor.as_ref());
         into.text("replicate.transfer_timeout", "--transfer-timeout", self.transfer_timeout.as_ref());
         into.text("tcp.bind", "--bind", self.bind.as_ref());
         into.text("tcp.advertise", "--advertise", self.advertise.as_ref());

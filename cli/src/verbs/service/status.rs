@@ -5,7 +5,7 @@ use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::re
 use clap::Args;
 use flashboot::{config::Config, service};
 use flashboot_rendezvous::{
-    protocol::{MemberStatus, Role, Status},
+    protocol::{Blame, Bound, Egress, MemberStatus, Role, Status},
     store::Address,
 };
 use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode};
@@ -90,6 +90,18 @@ fn draw(
     }
 }
 
+/// By what it sends, and who keeps to a bound on it.
+fn egress(by: &[Egress]) -> String {
+    let one = |egress: &Egress| match (egress.bound, egress.bytes_per_s) {
+        (Bound::Enforced, Some(rate)) => {
+            format!("{} (enforced, {})", egress.transport, human::rate(rate as f64))
+        }
+        (Bound::Enforced, None) => format!("{} (enforced)", egress.transport),
+        (Bound::Cooperative, _) => format!("{} (cooperative)", egress.transport),
+    };
+    by.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
 fn line(m: &MemberStatus, bytes: u64) -> String {
     let role = if m.role == Role::Seed { "seed" } else { "clone" };
     let name = m.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
@@ -110,13 +122,49 @@ fn line(m: &MemberStatus, bytes: u64) -> String {
         None if m.holds < bytes => ", waits for a source",
         None => "",
     };
+    let blame = match m.blame {
+        blame if blame.is_none() => String::new(),
+        Blame { readers, withdrawn } => {
+            let given = if withdrawn { ", given to nobody" } else { "" };
+            format!(", WRONG BYTES found by {}{given}", human::count(readers.into(), "reader"))
+        }
+    };
     let doubts = if m.doubts > 0 { format!(", in doubt ({} reports)", m.doubts) } else { String::new() };
     format!(
-        "{role}{name} {} {percent}%{rate}, {memory} of host {host}, by {}, {} of {} readers, lease {}{upstream}{doubts}",
+        "{role}{name} {} {percent}%{rate}, {memory} of host {host}, by {}, {} of {} readers, lease {}{upstream}{doubts}{blame}",
         m.member,
-        if m.transports.is_empty() { "nothing".into() } else { m.transports.join(" ") },
+        match (m.egress.as_slice(), m.transports.as_slice()) {
+            ([], []) => "nothing".to_owned(),
+            // A service of an earlier release does not say.
+            ([], transports) => transports.join(" "),
+            (by, _) => egress(by),
+        },
         m.readers.len(),
         m.most_readers,
         human::ms(m.lease_left_ms as f64),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(blame: Blame, egress: Vec<Egress>) -> MemberStatus {
+        let text = r#"{"member":"00000000000000ab","name":null,"role":"seed","content":0,"holds":9,"bytes_per_s":0,"upstream":null,
+            "readers":[],"most_readers":4,"place":{"host":"h"},"transports":["ipc","tcp"],"lease_left_ms":1000,"doubts":0}"#;
+        MemberStatus { blame, egress, ..serde_json::from_str(text).unwrap() }
+    }
+
+    #[test]
+    fn wrong_bytes_and_bounds_are_said_and_what_an_earlier_service_leaves_out_is_not() {
+        let early = line(&member(Blame::default(), Vec::new()), 9);
+        assert!(early.contains("by ipc tcp, ") && !early.contains("WRONG"), "{early}");
+        let ipc = Egress { transport: "ipc".into(), bound: Bound::Cooperative, bytes_per_s: None };
+        let tcp = Egress { transport: "tcp".into(), bound: Bound::Enforced, bytes_per_s: Some(2_000_000) };
+        let shown = line(&member(Blame { readers: 2, withdrawn: true }, vec![ipc, tcp]), 9);
+        assert!(shown.contains("by ipc (cooperative) tcp (enforced, 2.0 MB/s), "), "{shown}");
+        assert!(shown.ends_with(", WRONG BYTES found by 2 readers, given to nobody"), "{shown}");
+        let once = line(&member(Blame { readers: 1, withdrawn: false }, Vec::new()), 9);
+        assert!(once.ends_with("found by 1 reader"), "{once}");
+    }
 }

@@ -100,10 +100,13 @@ fn a_corrupt_chunk_is_pulled_again_and_counted_and_then_elsewhere() {
 fn with_no_other_holder_it_fails_naming_the_source() {
     let (mut m, _) = chain_clone(1);
     m.handle(T0, Event::Start);
-    m.handle(T0, lost(SEED));
+    let gone = Error::new(Kind::SourceLost, "import", "no such socket").with_remedy("mount it");
+    m.handle(T0, Event::Lost { source: SEED, cause: gone });
     let out = m.handle(T0, Event::Reassigned { lost: SEED, source: None });
     let [Command::Fail { cause }] = &out[..] else { panic!("{out:?}") };
     assert_eq!((cause.kind(), cause.peer()), (Kind::SourceLost, Some("#0")));
+    assert_eq!(cause.remedy(), Some("mount it"), "what to do about the last source's loss is said, once");
+    assert!(!cause.detail().contains("mount it"), "{cause}");
     assert_eq!(m.handle(T0, Event::Start), [], "nothing follows");
 }
 

@@ -147,6 +147,10 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
     let chunk = request.chunk.unwrap_or(shard);
     let geometry = Geometry::new(bytes, block, chunk, *nodes).map_err(|e| invalid(&e))?;
 
+    if let Some(path) = &request.output {
+        payload::placed(path.clone()).await?;
+        payload::room(path.clone(), bytes).await?;
+    }
     let (client, _) = client(&request.rendezvous, &seat.network()).await?;
     let opened = seat.open().await?;
     let held = seat.hold_shards(&opened, bytes, *nodes).await?;

@@ -1,0 +1,175 @@
+//! `Arena`: one rank's bytes in memory.
+
+use crate::{
+    edge::{self, Region},
+    error::{OrRaise as _, raised},
+    image::listed,
+    text,
+};
+use flashboot::load::{Contents, Placed};
+use flashboot_core::{
+    Arena as Memory, BlockDigest, ByteRange, Digests, Error, Kind, Location, Result, digest,
+};
+use flashboot_cuda::{CudaArena, Device};
+use flashboot_memory::HostArena;
+use pyo3::{ffi, prelude::*, types::PyList};
+use std::{any::Any, ffi::c_int, sync::Arc};
+
+/// Bytes hashed at a time: what stays in a core's cache.
+const PIECE: u64 = 4 << 20;
+
+/// One rank's bytes in memory, and what lies where. Tensors that see them keep them, whatever becomes of this.
+#[pyclass(frozen, module = "flashboot")]
+pub(crate) struct Arena {
+    memory: Arc<dyn Memory>,
+    region: Region,
+    contents: Contents,
+    device: String,
+    report: Py<PyAny>,
+}
+
+impl Arena {
+    /// What a load has placed.
+    pub(crate) fn new(py: Python<'_>, placed: Placed) -> PyResult<Self> {
+        let Placed { arena, loaded, contents } = placed;
+        let (region, device) = shown(py, &arena)?;
+        Ok(Self { memory: arena, region, contents, device, report: text::object(py, &loaded)? })
+    }
+}
+
+#[pymethods]
+impl Arena {
+    /// Payload bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.memory.payload()
+    }
+
+    fn __len__(&self) -> usize {
+        self.region.len()
+    }
+
+    /// `cpu`, or `cuda:N` by the GPU's number in this process.
+    #[getter]
+    fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The account of the load.
+    #[getter]
+    fn report(&self, py: Python<'_>) -> Py<PyAny> {
+        self.report.clone_ref(py)
+    }
+
+    /// What the bytes are good for; `None` for a stock checkpoint.
+    #[getter]
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.contents.fingerprint().map(|fingerprint| text::object(py, fingerprint)).transpose()
+    }
+
+    /// Every name, as tuples.
+    fn _tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        listed(py, self.contents.entries())
+    }
+
+    /// Compares every block, as it is in memory now, with the image's digests.
+    fn verify(&self, py: Python<'_>) -> PyResult<u64> {
+        let Some(table) = self.contents.table() else {
+            return Err(text::invalid(py, "verify", &"nothing proves a stock checkpoint: pack it first"));
+        };
+        py.detach(|| verify(&*self.memory, table.digests())).or_raise(py)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<Py<PyAny>>,
+        max_version: Option<Py<PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        // A load has ended: whatever the stream, the bytes are there. Any version reads the capsule of the first.
+        let _ = (stream, max_version);
+        refuse_moves(py, &self.region, dl_device, copy)?;
+        edge::capsule(py, &self.region)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.region.device().pair()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        // SAFETY: the interpreter calls this slot with a view to be filled.
+        unsafe { edge::fill_buffer(slf.as_any(), &slf.get().region, view, flags) }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<flashboot.Arena of {} bytes on {}>", self.memory.payload(), self.device)
+    }
+}
+
+/// Refuses what a capsule cannot give: memory elsewhere, or a copy.
+pub(crate) fn refuse_moves(
+    py: Python<'_>,
+    region: &Region,
+    wanted: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<()> {
+    if copy == Some(true) || wanted.is_some_and(|wanted| wanted != region.device().pair()) {
+        return Err(text::invalid(py, "__dlpack__", &"this memory is shown where it lies, without a copy"));
+    }
+    Ok(())
+}
+
+/// The memory as Python may see it, and its device by name.
+fn shown(py: Python<'_>, arena: &Arc<dyn Memory>) -> PyResult<(Region, String)> {
+    if let Some(gpu) = CudaArena::from_arena(arena) {
+        let number = number(arena).or_raise(py)?;
+        let len = usize::try_from(arena.payload()).unwrap_or(usize::MAX);
+        return Ok((Region::of_gpu(gpu, len, number)?, format!("cuda:{number}")));
+    }
+    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Memory>::clone(arena);
+    let Ok(host) = any.downcast::<HostArena>() else {
+        let error = Error::new(Kind::Unavailable, "arena", format!("memory of {:?}", arena.location()));
+        return Err(raised(py, &error));
+    };
+    let shared = host.share(ByteRange::new(0, arena.payload())).or_raise(py)?;
+    Ok((Region::of_host(shared), "cpu".into()))
+}
+
+/// The number in this process of the GPU that has `arena`.
+fn number(arena: &Arc<dyn Memory>) -> Result<usize> {
+    let Location::Gpu { uuid, .. } = arena.location() else {
+        return Err(Error::new(Kind::Invalid, "arena", "it is on no GPU"));
+    };
+    let found = Device::all()?.iter().position(|device| device.uuid() == uuid);
+    found.ok_or_else(|| Error::new(Kind::Unavailable, "arena", format!("{uuid} is not visible any more")))
+}
+
+/// Hashes every block of `memory`; the number of blocks that are right.
+fn verify(memory: &dyn Memory, digests: &Digests) -> Result<u64> {
+    let payload = digests.payload();
+    let mut buffer = vec![0; usize::try_from(PIECE.min(payload)).unwrap_or(0)];
+    let (mut block, mut start) = (0, 0);
+    while start < payload {
+        let range = ByteRange::new(start, start.saturating_add(digests.block()).min(payload));
+        let (mut pieces, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let len = PIECE.min(range.end - at);
+            let Some(bytes) = buffer.get_mut(..usize::try_from(len).unwrap_or(0)) else { break };
+            memory.copy_out(at, bytes)?;
+            pieces.push(digest::piece(payload, at, bytes));
+            at = at.saturating_add(len);
+        }
+        let found = digest::merge(payload, range, &pieces).unwrap_or(BlockDigest([0; 32]));
+        if !digests.mismatches(block, &[found]).is_empty() {
+            let detail = format!("block {block} ({range}) in memory does not match its digest");
+            return Err(Error::new(Kind::Corrupt, "verify", detail)
+                .with_chunk(block)
+                .with_remedy("somebody wrote to tensors of it: load it again"));
+        }
+        (block, start) = (block.saturating_add(1), range.end);
+    }
+    Ok(block)
+}
