@@ -150,12 +150,11 @@ impl Job {
     /// the pull: what it wrote over may have been in use.
     pub(crate) fn landed(&self, start: u64, bytes: &[u8]) {
         let index = start.saturating_sub(self.range.start) / self.piece.max(1);
-        if let Some(slot) = usize::try_from(index).ok().and_then(|index| self.values.get(index)) {
-            if slot.set(digest::piece(self.payload, start, bytes)).is_err() {
-                let end = start.saturating_add(bytes.len() as u64);
-                let detail = format!("bytes {} landed twice", ByteRange::new(start, end));
-                self.fail(Error::new(Kind::Corrupt, "pull", detail).with_remedy("report this defect"));
-            }
+        let Some(slot) = usize::try_from(index).ok().and_then(|index| self.values.get(index)) else { return };
+        if slot.set(digest::piece(self.payload, start, bytes)).is_err() {
+            let end = start.saturating_add(bytes.len() as u64);
+            let detail = format!("bytes {} landed twice", ByteRange::new(start, end));
+            self.fail(Error::new(Kind::Corrupt, "pull", detail).with_remedy("report this defect"));
         }
     }
 
