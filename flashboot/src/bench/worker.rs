@@ -455,4 +455,8 @@ impl Mover for Shared {
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         self.0.start(pull)
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.0.remarks()
+    }
 }
