@@ -359,7 +359,7 @@ mod tests {
             from_step: W,
             at_step: W,
         };
-        let work = |sources: std::ops::Range<u32>| Work {
+        let work = |sources: Range<u32>| Work {
             origins: sources.clone().map(|file| Origin { file, offset: 5 }).collect(),
             intakes: vec![Intake {
                 stream: 0,
