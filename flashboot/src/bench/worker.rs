@@ -6,9 +6,9 @@ use super::{
     result::{Copied, Done, GpuLimits, SetUp},
 };
 use crate::{
+    ErrorWire,
     registry::{Endpoints, Registry, Settings},
     replicate::{Clock, WorkerArgs, die_with_parent, host_arena},
-    wire::ErrorWire,
 };
 use async_trait::async_trait;
 use flashboot_core::{
