@@ -1,10 +1,8 @@
 //! How to open an endpoint.
 
+use flashboot_channel::local::{Policy, directory};
 use flashboot_core::{Error, Kind, Result};
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 /// How to open an `ipc` endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +35,7 @@ impl Default for IpcConfig {
     /// Our own user only, in `/run/user/UID/flashboot`, or `/tmp/flashboot-UID` where the system has no `/run/user/UID`.
     fn default() -> Self {
         Self {
-            directory: default_directory(),
+            directory: directory::usual(),
             name: None,
             allow_uids: Vec::new(),
             allow_gids: Vec::new(),
@@ -50,20 +48,9 @@ impl Default for IpcConfig {
     }
 }
 
-/// `/run/user/UID/flashboot` where the system has `/run/user/UID`, `/tmp/flashboot-UID` elsewhere.
-fn default_directory() -> PathBuf {
-    let uid = rustix::process::geteuid().as_raw();
-    let runtime = Path::new("/run/user").join(uid.to_string());
-    if runtime.is_dir() { runtime.join("flashboot") } else { PathBuf::from(format!("/tmp/flashboot-{uid}")) }
-}
-
 impl IpcConfig {
     pub(crate) fn policy(&self) -> Policy {
-        Policy {
-            own: rustix::process::geteuid().as_raw(),
-            uids: self.allow_uids.clone(),
-            gids: self.allow_gids.clone(),
-        }
+        Policy::new(&self.allow_uids, &self.allow_gids)
     }
 
     /// The name to use; a given one may not leave the directory.
@@ -79,29 +66,5 @@ impl IpcConfig {
                 .with_remedy("use up to 64 letters, digits, `-`, `_` and `.`, not beginning with `.`"));
         }
         Ok(name.clone())
-    }
-}
-
-/// Who may talk to us.
-#[derive(Debug, Clone)]
-pub(crate) struct Policy {
-    own: u32,
-    uids: Vec<u32>,
-    gids: Vec<u32>,
-}
-
-impl Policy {
-    /// Whether others than our own user are let in.
-    pub(crate) fn is_shared(&self) -> bool {
-        !self.uids.is_empty() || !self.gids.is_empty()
-    }
-
-    pub(crate) fn admits_reader(&self, uid: u32, gid: u32) -> bool {
-        uid == self.own || self.uids.contains(&uid) || self.gids.contains(&gid)
-    }
-
-    /// A source may also be root's: root could write our memory anyway.
-    pub(crate) fn admits_source(&self, uid: u32, gid: u32) -> bool {
-        uid == 0 || self.admits_reader(uid, gid)
     }
 }

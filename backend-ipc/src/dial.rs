@@ -1,12 +1,11 @@
 //! The reader's half of the handshake: blocking, and bounded by its deadline at every wait.
 
 use crate::{
-    config::Policy,
     connection::Connection,
-    directory,
     error::{deadline, failed},
     wire::{MAX_REPLY, Reply, Request},
 };
+use flashboot_channel::local::{Policy, directory};
 use flashboot_core::{Code, Error, Kind, Locator, MemoryKind, Result};
 use flashboot_memory::Expected;
 use rustix::{

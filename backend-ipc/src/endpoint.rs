@@ -1,13 +1,7 @@
 //! One socket, its lock and its thread, for as long as somebody exports by it.
 
-use crate::{
-    config::IpcConfig,
-    directory,
-    error::failed,
-    lock::{self, Lock},
-    registry::Registry,
-    responder::Responder,
-};
+use crate::{config::IpcConfig, error::failed, registry::Registry, responder::Responder};
+use flashboot_channel::local::{Lock, directory, sweep};
 use flashboot_core::{Error, Kind, Result};
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -34,7 +28,7 @@ impl Endpoint {
         let name = config.checked_name()?;
         let directory = directory::prepare(&config.directory, policy.is_shared())?;
         let path = directory::socket_path(&directory.join(format!("{name}.sock")))?;
-        lock::sweep(&directory);
+        sweep(&directory);
         let lock = Lock::take(&directory, &name)?;
 
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -2,13 +2,14 @@
 
 use crate::{
     arena::{Served, check_locator},
-    config::{IpcConfig, Policy},
+    config::IpcConfig,
     connection::GpuSource,
     dial::{Clock, Dialled, dial},
     endpoint::Endpoint,
     mover::IpcMover,
 };
 use async_trait::async_trait;
+use flashboot_channel::local::Policy;
 use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Result, ShardId, TransportName,
 };

@@ -4,9 +4,9 @@ use crate::{
     arena::check_locator,
     config::IpcConfig,
     dial::{Clock, dial},
-    directory,
     exchange::{map_gpu, map_host},
 };
+use flashboot_channel::local::directory;
 use flashboot_core::{
     ArenaSpec, Error, Kind, Location, Locator, MemoryKind, Readiness, Result, TransportName,
 };

@@ -5,11 +5,11 @@
 //! process dies, or when the arena is gone.
 
 use crate::{
-    config::Policy,
     error::Refusal,
     registry::Registry,
     wire::{REQUEST_LEN, Reply, Request},
 };
+use flashboot_channel::local::Policy;
 use flashboot_core::Arena;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},

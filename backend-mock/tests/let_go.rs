@@ -38,6 +38,10 @@ impl Mover for Counted {
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         self.0.start(pull)
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.0.remarks()
+    }
 }
 
 impl Drop for Counted {

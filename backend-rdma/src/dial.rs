@@ -13,7 +13,7 @@ use flashboot_core::{Error, Kind, Locator, Result, control};
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -97,7 +97,10 @@ pub(crate) async fn attach(
     let lanes = blocking(move || connect(held, &attached, registration.as_deref(), &own)).await;
     let Lanes { lanes, remarks } = lanes.map_err(|e| e.with_peer(&peer))?;
     for remark in &remarks {
-        tracing::warn!(peer, "{remark}");
+        let mut remarked = parts.remarked.lock().unwrap_or_else(PoisonError::into_inner);
+        if remarked.insert((peer.clone(), remark.clone())) {
+            tracing::warn!(peer, "{remark}");
+        }
     }
     let count = lanes.len();
     let engine = parts.engine.handle().clone();

@@ -16,8 +16,9 @@ use crate::{
 use flashboot_channel::{Listen, Listener, Purpose, Security};
 use flashboot_core::{Error, Kind, Result};
 use std::{
+    collections::HashSet,
     fmt,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
 };
 use tokio::sync::watch;
@@ -38,6 +39,8 @@ pub(crate) struct Parts {
     pub(crate) regions: Regions,
     pub(crate) rails: Vec<Arc<Rail>>,
     pub(crate) counters: Arc<Counters>,
+    /// Remarks that were made of hops, with whose they are: each is told once.
+    pub(crate) remarked: Mutex<HashSet<(String, String)>>,
     pub(crate) config: RdmaConfig,
     pub(crate) security: Security,
 }
@@ -66,6 +69,7 @@ impl Endpoint {
             regions: Regions::default(),
             rails,
             counters,
+            remarked: Mutex::default(),
             config: config.clone(),
             security,
         });

@@ -43,6 +43,5 @@ mod wire;
 pub use config::RdmaConfig;
 pub use counters::Counts;
 pub use exchange::RdmaExchange;
-pub use mover::RdmaMover;
 pub use transport::RdmaTransport;
 pub use wire::{PROTOCOL_VERSION, fuzz_frames};

@@ -20,9 +20,9 @@ use std::{
 /// takes a few microseconds of wire.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 
-/// A hop of this transport, as [`flashboot_core::Mover`]: who wants to know more of one recognises it by upcasting to `Any`.
+/// A hop, as its owner has it.
 #[derive(Debug)]
-pub struct RdmaMover {
+pub(crate) struct RdmaMover {
     // Closed before the endpoint can go.
     attachment: Attachment,
     into: Served,
@@ -59,12 +59,6 @@ impl RdmaMover {
             longest_pause: parts.config.longest_pause,
             _endpoint: endpoint,
         }
-    }
-
-    /// What a person should know of the hop, although it works, a line each: that the two ends send with different traffic
-    /// classes, most of all.
-    pub fn remarks(&self) -> &[String] {
-        &self.attachment.remarks
     }
 
     async fn look(&self, shard: ShardId) -> Result<Observed> {
@@ -133,6 +127,10 @@ impl Mover for RdmaMover {
         let cutter = Cutter::new(range, self.message, registration.extent, self.attachment.source);
         let landing = Landing::new(owned, registration, self.payload, range, hash);
         Ok(Box::new(self.attachment.engine.pull(self.attachment.hop, cutter, landing)))
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.attachment.remarks.clone()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     error::{failed, place},
     gid,
     near::{self, Place},
-    verbs::{Completions, Device, Gid, Pair, Path, Port, Verbs, mtu_bytes, mtu_code},
+    verbs::{Completions, Device, Gid, LinkLayer, Pair, Path, Port, Verbs, mtu_bytes, mtu_code},
     wire::Address,
 };
 use flashboot_core::{Error, Kind, Result};
@@ -215,7 +215,7 @@ impl Rail {
 
     /// What a person should know of a connection to the peer at `to`, although it works.
     pub(crate) fn remark(&self, to: &Address) -> Option<String> {
-        (to.traffic_class != self.traffic_class).then(|| {
+        (is_global(to) && to.traffic_class != self.traffic_class).then(|| {
             format!(
                 "{} asks with traffic class {}, the peer's {} answers with {}: what comes is queued, marked and paused by \
                  other rules than what was meant for it; set rdma.traffic_class alike at both ends",
@@ -316,7 +316,7 @@ impl Rail {
             port: self.port,
             own_gid: self.gid.index as u8,
             gid: to.gid,
-            global: self.found.link == crate::verbs::LinkLayer::Ethernet || to.lid == 0,
+            global: is_global(to),
             lid: to.lid,
             number: to.number,
             psn: to.psn,
@@ -330,6 +330,12 @@ impl Rail {
         let reads = self.reads_out().min(u32::from(to.reads_in)).clamp(1, 255) as u8;
         pair.send(psn, reads, self.timeout, self.retries).map_err(self.error(&doing))
     }
+}
+
+/// Whether packets to the peer at `to` carry a global header: the traffic class is in it, and sent with it only. Within an
+/// InfiniBand subnet the LID is enough.
+fn is_global(to: &Address) -> bool {
+    to.link == LinkLayer::Ethernet || to.lid == 0
 }
 
 /// The configured port, which must be active, or the first that is.

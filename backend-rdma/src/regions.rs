@@ -144,29 +144,39 @@ fn by_dma_buf(fd: BorrowedFd<'_>, rail: &Rail, extent: Extent) -> Result<Vec<Reg
 
 /// By dma-buf, else by address, which needs nvidia-peermem; all regions the same way. Never run on hardware.
 fn gpu_regions(gpu: &CudaArena, rail: &Rail, extent: Extent) -> Result<Vec<Region>> {
-    let told = |(number, e): Refused, way: &str| {
-        let of = match extent.regions() {
-            1 => String::new(),
-            regions => format!(", region {} of {regions}", number + 1),
-        };
-        failed(e, rail.name(), None, &format!("registering GPU memory by {way}{of}"))
-    };
-    let exported = gpu.dma_buf();
-    let regions =
-        exported.and_then(|fd| by_dma_buf(fd.as_fd(), rail, extent).map_err(|e| told(e, "dma-buf")));
-    let first = match regions {
+    let refused = |(number, e): Refused| (Some(number), failed(e, rail.name(), None, "registering it"));
+    let exported = gpu.dma_buf().map_err(|e| (None, e));
+    let (at, first) = match exported.and_then(|fd| by_dma_buf(fd.as_fd(), rail, extent).map_err(refused)) {
         Ok(regions) => return Ok(regions),
         Err(first) => first,
     };
-    by_address(rail, extent).map_err(|e| {
-        let second = told(e, "address (nvidia-peermem)");
-        let code = second.code().or(first.code());
-        let both = Error::new(Kind::Unavailable, "ibv_reg_dmabuf_mr", format!("{first}; {second}"));
-        let both = code.map_or(both.clone(), |code| both.with_code(code));
-        both.with_remedy(
-            "use the GPU's open kernel modules (dma-buf, Linux 5.12 or later), or load nvidia-peermem",
-        )
-    })
+    let (then_at, second) = match by_address(rail, extent).map_err(refused) {
+        Ok(regions) => {
+            let device = rail.name();
+            tracing::warn!(device, error = %first, "GPU memory is registered by address (nvidia-peermem), not by dma-buf");
+            return Ok(regions);
+        }
+        Err(second) => second,
+    };
+    let of = |number: Option<u64>| match (number, extent.regions()) {
+        (None, _) | (_, 1) => String::new(),
+        (Some(number), regions) => format!(", region {} of {regions}", number.saturating_add(1)),
+    };
+    let detail = format!(
+        "GPU memory by dma-buf{}: {first}; by address (nvidia-peermem){}: {second}",
+        of(at),
+        of(then_at)
+    );
+    // A way by which a region was taken works: there is no room for the others.
+    let remedy = if at.max(then_at) > Some(0) {
+        "the device takes some regions and no more: use one that registers larger or more of them (rdma.devices), or let go \
+         of other arenas"
+    } else {
+        "use the GPU's open kernel modules (dma-buf, Linux 5.12 or later), or load nvidia-peermem"
+    };
+    // The last verb's, with its number.
+    let both = Error::new(Kind::Unavailable, second.op(), detail).with_remedy(remedy);
+    Err(second.code().into_iter().fold(both, Error::with_code))
 }
 
 #[cfg(test)]

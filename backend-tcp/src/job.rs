@@ -49,7 +49,7 @@ pub(crate) struct Part {
 }
 
 /// Where what is left of a part goes.
-pub(crate) enum Into<'a> {
+pub(crate) enum Destination<'a> {
     Host(&'a mut [u8]),
     Gpu(Arc<CudaOwned>),
 }
@@ -146,12 +146,15 @@ impl Job {
         self.piece
     }
 
-    /// Hashes a piece that has just landed at payload byte `start`, where the host hashes.
+    /// Hashes a piece that has just landed at payload byte `start`, where the host hashes. One that lands once more fails
+    /// the pull: what it wrote over may have been in use.
     pub(crate) fn landed(&self, start: u64, bytes: &[u8]) {
         let index = start.saturating_sub(self.range.start) / self.piece.max(1);
-        if let Some(slot) = usize::try_from(index).ok().and_then(|index| self.values.get(index)) {
-            let first = slot.set(digest::piece(self.payload, start, bytes));
-            debug_assert!(first.is_ok(), "a piece lands once");
+        let Some(slot) = usize::try_from(index).ok().and_then(|index| self.values.get(index)) else { return };
+        if slot.set(digest::piece(self.payload, start, bytes)).is_err() {
+            let end = start.saturating_add(bytes.len() as u64);
+            let detail = format!("bytes {} landed twice", ByteRange::new(start, end));
+            self.fail(Error::new(Kind::Corrupt, "pull", detail).with_remedy("report this defect"));
         }
     }
 
@@ -232,15 +235,15 @@ impl Taken {
     }
 
     /// The memory of what is left, until it is given up.
-    pub(crate) fn memory(&mut self) -> Option<Into<'_>> {
+    pub(crate) fn memory(&mut self) -> Option<Destination<'_>> {
         let part = self.part.as_mut()?;
         let landed = self.range.start.saturating_sub(part.range.start);
         Some(match &mut part.memory {
             Memory::Host(memory) => {
                 let landed = usize::try_from(landed).unwrap_or(usize::MAX);
-                Into::Host(memory.as_mut_slice().get_mut(landed..).unwrap_or_default())
+                Destination::Host(memory.as_mut_slice().get_mut(landed..).unwrap_or_default())
             }
-            Memory::Gpu(owned) => Into::Gpu(Arc::clone(owned)),
+            Memory::Gpu(owned) => Destination::Gpu(Arc::clone(owned)),
         })
     }
 
@@ -321,7 +324,7 @@ mod tests {
         assert_eq!(taken.len(), 4);
         for mut part in taken {
             assert_eq!(*job.done().borrow(), None);
-            let Some(Into::Host(memory)) = part.memory() else { panic!("host memory") };
+            let Some(Destination::Host(memory)) = part.memory() else { panic!("host memory") };
             memory.fill(7);
             for piece in cut(part.left(), NonZeroU64::new(HASHED_PIECE).unwrap()) {
                 job.landed(piece.start, &vec![7; piece.len() as usize]);
@@ -331,6 +334,24 @@ mod tests {
         let landed = job.done().borrow().clone().unwrap().unwrap();
         assert_eq!(landed.digests, [block(&vec![7; 3 * PART as usize + 5])]);
         Job::new(&into, pull).unwrap();
+    }
+
+    #[test]
+    fn a_piece_that_lands_twice_fails_its_pull() {
+        let into = arena(PART);
+        let pull = Pull { range: ByteRange::new(0, PART), hash: Some(16 << 20) };
+        let job = Job::new(&into, pull).unwrap();
+        let part = job.take().unwrap();
+        for start in [0, HASHED_PIECE, HASHED_PIECE] {
+            job.landed(start, &vec![7; HASHED_PIECE as usize]);
+        }
+        part.done();
+        let twice = job.done().borrow().clone().unwrap().unwrap_err();
+        assert_eq!(twice.kind(), Kind::Corrupt);
+        assert!(
+            twice.detail().contains(&ByteRange::new(HASHED_PIECE, 2 * HASHED_PIECE).to_string()),
+            "{twice}"
+        );
     }
 
     fn block(bytes: &[u8]) -> BlockDigest {
@@ -345,7 +366,7 @@ mod tests {
         let mut second = [(); 2].map(|()| job.take().unwrap()).into_iter().last().unwrap();
         second.landed_to(PART + HASHED_PIECE);
         assert_eq!(second.left(), ByteRange::new(PART + HASHED_PIECE, 2 * PART));
-        let Some(Into::Host(memory)) = second.memory() else { panic!("host memory") };
+        let Some(Destination::Host(memory)) = second.memory() else { panic!("host memory") };
         assert_eq!(memory.len() as u64, PART - HASHED_PIECE);
         second.landed_to(0);
         assert_eq!(second.left().start, PART + HASHED_PIECE, "nothing comes back");

@@ -5,13 +5,14 @@
 //! up between two of them: then its pull is quiet, however long the rest takes to come.
 //!
 //! A connection that its peer's side ended (reset, or closed) is dialled again, and what it had been asked for is asked for
-//! anew from the first piece that has not landed. Its parts stay owned meanwhile. One that ends once more before anything
-//! landed ends its hop, and so does everything else that breaks one: silence, and bytes that are no answer.
+//! anew from the first piece that has not landed. Its parts stay owned meanwhile; where none of them is wanted any more, it
+//! is dialled for the next. One that ends once more before anything landed ends its hop, and so does everything else that
+//! breaks one: silence, and bytes that are no answer. The watch is a connection of another kind, and never dialled again.
 
 use crate::{
     dial::Route,
     error::silent,
-    job::{Into, Taken},
+    job::{Destination, Taken},
     mover::Hop,
     runtime,
     wire::{self, ANSWER, Answer, MAX_FRAME, Read, Request, printable},
@@ -26,6 +27,7 @@ use rustix::{
 use std::{
     collections::VecDeque,
     io::{self, Read as _, Write as _},
+    net::Shutdown,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -34,7 +36,7 @@ use std::{
 const AHEAD: usize = 2;
 /// How long a receive may block before the thread looks whether its pull is still wanted.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a broken connection may take to be dialled and attached again.
+/// How long a broken connection may take to be dialled and attached again, unless a silence may not last as long.
 const REDIAL: Duration = Duration::from_secs(5);
 /// Bytes that go nowhere are read by so many.
 const SINK: usize = 64 << 10;
@@ -51,6 +53,8 @@ pub(crate) struct Lane {
     dropped: bool,
     /// Something has landed since the connection was made.
     moved: bool,
+    /// How often it was dialled again.
+    redials: u64,
     /// What was asked for, in order.
     coming: VecDeque<Taken>,
     gpu: Option<Bounce>,
@@ -83,7 +87,8 @@ impl Lane {
             |context| Ok::<_, Error>(Bounce { stream: Arc::new(Stream::new(context)?), spare: Vec::new() });
         let gpu = context.map(bounce).transpose()?;
         // The first connection has a second one to its credit.
-        Ok(Self { conn, hop, route, silence, dropped: false, moved: true, coming: VecDeque::new(), gpu })
+        let (dropped, moved, redials) = (false, true, 0);
+        Ok(Self { conn, hop, route, silence, dropped, moved, redials, coming: VecDeque::new(), gpu })
     }
 
     /// Until the hop is let go of and nothing is left to pull, or the connection breaks for good, which ends the hop.
@@ -123,23 +128,28 @@ impl Lane {
         }
     }
 
-    /// Makes the connection anew after `error`, and asks for everything again that was under way on it.
+    /// Makes the connection anew after `error`, and asks for everything again that was under way on it and is still wanted.
+    /// Without any of that it waits for the next part first, and makes none where there will be none.
     ///
     /// # Errors
-    /// `error`, where it is no reason to, or nothing has landed since the last time, or the source takes no new one.
+    /// `error`, where it is no reason to, or nothing has landed since the last time; with why, where the source takes no new
+    /// one.
     fn dial_again(&mut self, error: Error) -> Result<()> {
         if !std::mem::take(&mut self.dropped) || !std::mem::take(&mut self.moved) {
             return Err(error);
         }
-        tracing::debug!(%error, "a reading connection ended: dialling it again");
-        let conn = match self.dialled() {
-            Ok(conn) => conn,
-            Err(again) => {
-                tracing::debug!(error = %again, "it does not come back");
-                return Err(error);
-            }
-        };
-        self.conn = conn;
+        // Its place at the source is free, and nothing comes late. It has ended: that it cannot be shut is no matter.
+        let _ = self.conn.socket().shutdown(Shutdown::Both);
+        self.coming.iter_mut().for_each(Taken::heed);
+        self.coming.retain(|taken| !taken.is_given_up());
+        if self.coming.is_empty() {
+            let Some(next) = self.hop.wait() else { return Ok(()) };
+            self.coming.push_back(next);
+        }
+        self.redials = self.redials.saturating_add(1);
+        let (peer, redials) = (self.conn.peer(), self.redials);
+        tracing::warn!(peer, redials, %error, "a reading connection ended: dialling it again");
+        self.conn = self.dialled().map_err(|again| for_good(&error, &again))?;
         self.coming.retain(|taken| !taken.is_given_up());
         (0..self.coming.len()).try_for_each(|number| self.ask(number))
     }
@@ -147,15 +157,16 @@ impl Lane {
     /// One more connection to the source. Pulls that are stopped meanwhile give up their parts, and a hop that is let go of
     /// waits for none.
     fn dialled(&mut self) -> Result<Blocking> {
-        let route = self.route.once_more(REDIAL);
+        let patience = REDIAL.min(self.silence);
+        let route = self.route.once_more(patience);
         let (coming, hop) = (&mut self.coming, &self.hop);
         let conn = runtime::handle()?.block_on(async {
-            let dialling = tokio::time::timeout(REDIAL, route.attach(wire::Lane::Read));
+            let dialling = tokio::time::timeout(patience, route.attach(wire::Lane::Read));
             tokio::pin!(dialling);
             loop {
                 tokio::select! {
                     dialled = &mut dialling => {
-                        let late = |_| Error::new(Kind::Deadline, "attach", format!("longer than {REDIAL:?}"));
+                        let late = |_| Error::new(Kind::Deadline, "attach", format!("longer than {patience:?}"));
                         return dialled.map_err(late)??.into_blocking();
                     }
                     () = tokio::time::sleep(TICK) => {
@@ -202,8 +213,8 @@ impl Lane {
         }
         let gpu = match taken.memory() {
             None => return Ok(asked.len()),
-            Some(Into::Gpu(owned)) => Some(owned),
-            Some(Into::Host(_)) => None,
+            Some(Destination::Gpu(owned)) => Some(owned),
+            Some(Destination::Host(_)) => None,
         };
         // Of a piece that was not wanted any more, some bytes may have come.
         let some = match gpu {
@@ -220,7 +231,7 @@ impl Lane {
         let step = usize::try_from(job.piece()).unwrap_or(usize::MAX).max(1);
         let mut at = taken.left().start;
         let mut ended = Ok(0);
-        if let Some(Into::Host(memory)) = taken.memory() {
+        if let Some(Destination::Host(memory)) = taken.memory() {
             for piece in memory.chunks_mut(step) {
                 match self.receive(piece, &|| job.is_stopped(), "payload") {
                     Ok(Came::All) => {
@@ -246,44 +257,45 @@ impl Lane {
     /// Lands a part through pinned memory; one buffer is copied by the GPU while the next is received. Gives what
     /// [`land`](Self::land) does.
     fn land_on_gpu(&mut self, taken: &mut Taken, owned: &Arc<CudaOwned>) -> Result<u64> {
-        let mut passing: Option<Passing> = None;
+        let mut passing = None;
         let mut at = taken.left().start;
         let ended = self.pass(taken, owned, &mut at, &mut passing);
         // What was received is in place before anything is asked for again.
-        if let Some(last) = passing {
-            self.settle(last)?;
-        }
+        let last = passing.map_or(Ok(()), |last| self.settle(last, &mut at));
         taken.landed_to(at);
-        ended
+        last.and(ended)
     }
 
+    /// Receives what is left of a part. Moves `at` behind what is in place, and leaves in `passing` what the GPU still copies.
     fn pass(
         &mut self,
         taken: &Taken,
         owned: &Arc<CudaOwned>,
         at: &mut u64,
-        passing: &mut Option<Passing>,
+        passing: &mut Option<(Passing, u64)>,
     ) -> Result<u64> {
         let job = Arc::clone(&taken.job);
         let range = taken.left();
-        while *at < range.end {
-            let len = range.end.saturating_sub(*at).min(PINNED);
+        let mut received = range.start;
+        while received < range.end {
+            let len = range.end.saturating_sub(received).min(PINNED);
             let mut buffer = self.buffer(owned.context())?;
             let into = buffer.as_mut_slice().get_mut(..usize::try_from(len).unwrap_or(0)).unwrap_or_default();
             let came = self.receive(into, &|| job.is_stopped(), "payload");
             if let Some(before) = passing.take() {
-                self.settle(before)?;
+                self.settle(before, at)?;
             }
             match came {
                 Ok(Came::All) => {
-                    let end = at.saturating_add(len);
+                    let end = received.saturating_add(len);
                     let stream = self.gpu.as_ref().map(|gpu| Arc::clone(&gpu.stream));
                     let stream = match stream {
                         Some(stream) => stream,
                         None => Arc::new(Stream::new(owned.context())?),
                     };
-                    *passing = Some(owned.upload(&stream, ByteRange::new(*at, end), buffer)?);
-                    *at = end;
+                    let copied = owned.upload(&stream, ByteRange::new(received, end), buffer)?;
+                    *passing = Some((copied, end));
+                    received = end;
                     self.moved = true;
                 }
                 Ok(Came::Stopped(some)) => {
@@ -306,10 +318,11 @@ impl Lane {
         }
     }
 
-    /// Waits until the GPU has copied a buffer. Where it fails, no connection helps.
-    fn settle(&mut self, passing: Passing) -> Result<()> {
+    /// Waits until the GPU has copied a buffer, and moves `at` behind it. Where that fails, no connection helps.
+    fn settle(&mut self, (passing, end): (Passing, u64), at: &mut u64) -> Result<()> {
         let spare = passing.wait().inspect_err(|_| self.dropped = false)?;
         self.keep(spare);
+        *at = end;
         Ok(())
     }
 
@@ -407,8 +420,41 @@ impl Lane {
     }
 }
 
+/// What ended a connection, and why there is no other.
+fn for_good(first: &Error, again: &Error) -> Error {
+    let code = again.code().map_or_else(String::new, |code| format!(": {code}"));
+    let detail = format!("{}; dialled again: {}: {}{code}", first.detail(), again.op(), again.detail());
+    let both = Error::new(first.kind(), first.op(), detail)
+        .with_remedy(again.remedy().unwrap_or("go on from another source"));
+    let both = first.code().into_iter().fold(both, Error::with_code);
+    first.peer().into_iter().fold(both, Error::with_peer)
+}
+
 fn set_up(conn: &Blocking, silence: Duration) -> Result<()> {
     let io = |e: io::Error| failed("setsockopt", &e, "a reading connection", conn.peer());
     conn.socket().set_read_timeout(Some(TICK)).map_err(io)?;
     conn.socket().set_write_timeout(Some(silence)).map_err(io)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashboot_core::Code;
+
+    #[test]
+    fn an_end_for_good_is_the_first_one_with_what_the_dial_met_and_its_remedy() {
+        let first = Error::new(Kind::SourceLost, "recv", "payload: reset")
+            .with_code(Code::Errno(104))
+            .with_peer("h:1")
+            .with_remedy("see what ended it");
+        let refused = Error::new(Kind::Io, "connect", "nobody listens").with_code(Code::Errno(111));
+        let both = for_good(&first, &refused);
+        assert_eq!((both.kind(), both.op(), both.code()), (first.kind(), first.op(), first.code()));
+        assert_eq!((both.peer(), both.remedy()), (Some("h:1"), Some("go on from another source")));
+        for word in ["payload: reset; dialled again: connect: nobody listens", "111"] {
+            assert!(both.detail().contains(word), "{word}: {both}");
+        }
+        let both = for_good(&first, &refused.with_remedy("start it"));
+        assert_eq!(both.remedy(), Some("start it"));
+    }
 }

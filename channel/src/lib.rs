@@ -2,7 +2,8 @@
 //!
 //! Owns: the text form of an [`Endpoint`]; what protects a channel ([`Security`]: TLS, a token that is never sent, client
 //! certificates, a pin); the handshake, bounded in time and number ([`Listener`], [`dial`]); sockets that find a half-open
-//! peer ([`Liveness`]); length-prefixed frames with the caller's cap ([`frame`]).
+//! peer ([`Liveness`]); length-prefixed frames with the caller's cap ([`frame`]). For processes of one host: who owns a Unix
+//! socket, who may talk on it, and frames that carry descriptors ([`local`]). An error as JSON ([`ErrorWire`]).
 //!
 //! A channel begins, below its frames, so: TCP, TLS where the policy says so, one hello of [`hello::LEN`] bytes each way,
 //! the dialler's proof that it has the token, the listener's verdict and its own proof. `docs/security.md` says what each
@@ -24,9 +25,11 @@ pub mod hello;
 mod identity;
 mod listener;
 mod liveness;
+pub mod local;
 mod security;
 mod tls;
 mod token;
+mod wire;
 
 pub use blocking::Blocking;
 pub use channel::Channel;
@@ -38,3 +41,4 @@ pub use listener::{Listen, Listener};
 pub use liveness::Liveness;
 pub use security::{Security, SecurityConfig, TlsPolicy};
 pub use token::Token;
+pub use wire::{ErrorWire, kind_name};

@@ -28,10 +28,10 @@ enum Memory {
 }
 
 impl Slab {
-    /// `path` is for errors only.
+    /// `path` is for errors of the allocator only; the error of a mapping says its size and what to do.
     pub(crate) fn new(path: &Path, len: usize) -> Result<Self> {
         if len >= MAPPED_FROM {
-            let buffer = Buffer::new(len).map_err(|_| no_memory(path))?;
+            let buffer = Buffer::new(len).map_err(Error::Memory)?;
             return Ok(Self { memory: Memory::Mapped(buffer), len });
         }
         let align = PAYLOAD_ALIGN as usize;

@@ -20,16 +20,11 @@ impl Opened {
     /// Opens whichever `path` is: an image is a directory whose `metadata.json` says so.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         // One that lost its metadata is still meant as an image.
-        if path.is_dir() && (is_image(path)? || is_half_an_image(path)) {
+        if path.is_dir() && (is_image(path)? || crate::image::is_half_an_image(path)) {
             return Image::open(path).map(|image| Self::Image(Box::new(image)));
         }
         Checkpoint::open(path, options).map(|checkpoint| Self::Checkpoint(Box::new(checkpoint)))
     }
-}
-
-/// Whether a directory has ranks' payloads, and neither metadata nor a checkpoint's files.
-fn is_half_an_image(dir: &Path) -> bool {
-    crate::image::has_ranks(dir) && !dir.join(crate::image::METADATA).exists()
 }
 
 /// Checkpoint or image.

@@ -205,6 +205,18 @@ fn a_flipped_byte_names_its_block_and_a_cut_payload_its_sizes() {
 }
 
 #[test]
+fn a_payload_that_strayed_beside_a_checkpoint_does_not_make_it_half_an_image() {
+    use flashboot_checkpoint::{OpenOptions, Opened};
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("target-0-0-0-0.img"), [0; 8]).unwrap();
+    let open = || Opened::open(dir.path(), &OpenOptions::default());
+    assert!(matches!(open(), Err(Error::NoMetadata { .. })));
+    let sound = file(&[tensor("b", Dtype::U8, &[8])], &[], 0);
+    std::fs::write(dir.path().join("model.safetensors"), sound).unwrap();
+    assert!(matches!(open(), Ok(Opened::Checkpoint(_))));
+}
+
+#[test]
 fn what_is_no_image_says_why_and_another_version_is_a_mismatch() {
     let dir = TempDir::new().unwrap();
     let missing = dir.path().join("none");

@@ -404,6 +404,25 @@ fn a_dense_module_that_is_missing_everywhere_or_in_one_layer_is_named() {
 }
 
 #[test]
+fn a_fused_projection_that_may_stay_whole_is_a_note_in_place_of_what_it_is_fused_of() {
+    let mut model =
+        without(llama(&sizes()), |name| ["q_proj", "k_proj", "v_proj"].iter().any(|p| name.contains(p)));
+    for layer in 0..2 {
+        model.add(&format!("model.layers.{layer}.self_attn.qkv_proj.weight"), Dtype::Bf16, &[96, 64]);
+    }
+    assert!(matches!(refused(&model, &tp(2)).0, Refused::Unclaimed { .. }));
+    let allowing = LayoutOptions { allow_unclaimed: true, ..tp(2) };
+    let report = planned(&model, &allowing).unwrap();
+    let asked = |note: &String| {
+        note.contains("`llama` asks for") && note.contains("`model.layers.0.self_attn.q_proj`")
+    };
+    assert!(report.notes.iter().any(asked), "{:?}", report.notes);
+    // Where everything is claimed, leave to keep the unclaimed excuses nothing.
+    let model = without(llama(&sizes()), |name| name.contains("q_proj"));
+    assert!(matches!(refused(&model, &allowing).0, Refused::Lacking { .. }));
+}
+
+#[test]
 fn an_image_packed_without_a_module_is_cut_again() {
     let dir = TempDir::new().unwrap();
     llama(&sizes()).write(&dir.path().join("m"), 1);

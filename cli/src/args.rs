@@ -99,6 +99,16 @@ pub(crate) enum Verb {
     Diff(verbs::diff::DiffArgs),
     /// Load one rank into memory: from an image, an object store, other ranks, or a stock checkpoint
     Load(Box<verbs::load::LoadArgs>),
+    /// Serve the node agent: it keeps images in memory between loads
+    Agent(verbs::agent::serve::AgentArgs),
+    /// Have the node agent read an image into host memory, ahead of who loads it
+    Stage(verbs::agent::keep::StageArgs),
+    /// Have the node agent hold an image in a GPU's or the host's memory, for engines to attach
+    Hold(verbs::agent::keep::HoldArgs),
+    /// Have the node agent give an image up
+    Evict(verbs::agent::evict::EvictArgs),
+    /// Say what the node agent keeps
+    Ls(verbs::agent::ls::LsArgs),
     /// Start a seed and N clones of an image on this host, and verify every block
     Replicate(Box<verbs::replicate::ReplicateArgs>),
     /// Serve the replication service: who holds what, who reads from whom

@@ -94,6 +94,10 @@ impl Mover for FaultyMover {
             })),
         }
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.inner.remarks()
+    }
 }
 
 struct FaultyInFlight {

@@ -65,6 +65,11 @@ pub trait Mover: Any + Send + Sync + fmt::Debug {
     /// ([`crate::Kind::Busy`]). The mover does not look at the progress word: asking for bytes that the
     /// source has not published is the caller's defect, and moves whatever is there.
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>>;
+
+    /// What a person should know of the hop, although it works, a line each. A mover that wraps another passes its on.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// A pull that owns its range at both ends until it has quiesced.

@@ -2,6 +2,7 @@
 //! where the machine can, as a fabric handle.
 
 mod allocate;
+mod attach;
 
 use crate::{
     Context, Device,
@@ -14,6 +15,7 @@ use crate::{
 };
 use allocate::allocate;
 pub use allocate::{CudaArenaConfig, Dropped, Want};
+pub use attach::Attach;
 use flashboot_core::{
     Arena, ArenaSpec, BlockDigest, ByteRange, Error, Generation, Kind, Location, MAX_SHARDS, Observed,
     Result, ShardId,
@@ -71,6 +73,10 @@ pub struct CudaArena {
     spec: ArenaSpec,
     location: Location,
     report: ArenaReport,
+    /// What is not ours to do, as another process owns the memory; `None`: it is ours.
+    attached: Option<Attach>,
+    /// Dropped after the mapping.
+    _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl CudaArena {
@@ -125,10 +131,12 @@ impl CudaArena {
             hasher: Hasher::new(context),
             mapping,
             claims: Claims::default(),
-            half: (config.bounce / 2).clamp(4 << 10, 512 << 20).next_power_of_two(),
+            half: config.half(),
             spec,
             location: Location::Gpu { boot_id: boot_id()?, uuid: context.device().uuid().to_owned() },
             report: report.clone(),
+            attached: None,
+            _keep: None,
         };
         Ok((Arc::new(arena), report))
     }
@@ -303,6 +311,7 @@ impl CudaArena {
 
     pub(crate) fn claim(&self, range: ByteRange) -> Result<Claim> {
         self.inside("pull", range)?;
+        self.may_write()?;
         self.words.check()?;
         self.claims.claim(range)
     }
@@ -373,8 +382,8 @@ fn range_of(op: &'static str, offset: u64, len: usize) -> Result<ByteRange> {
 
 // SAFETY: the mapping lives until the value is dropped, at one address with the length of `capacity`; the control
 // block begins past the payload (`control::offset`); other processes get the memory only through exports, whose
-// importers map it read-only (FACTS: a handle is a write capability, so this rests on who is given one); and every
-// method's range is checked against the payload.
+// importers map it read-only (FACTS: a handle is a write capability, so this rests on who is given one), and an attached
+// one is its owner's, who is trusted to leave it alone; and every method's range is checked against the payload.
 unsafe impl Arena for CudaArena {
     fn payload(&self) -> u64 {
         self.spec.payload
@@ -399,6 +408,7 @@ unsafe impl Arena for CudaArena {
     fn copy_in(&self, offset: u64, from: &[u8]) -> Result<()> {
         let range = range_of("copy in", offset, from.len())?;
         let to = self.inside("copy in", range)?;
+        self.may_write()?;
         self.words.check()?;
         self.with_bounce(|bounce| {
             let _claim = self.claims.claim(range)?;
@@ -426,6 +436,7 @@ unsafe impl Arena for CudaArena {
 
     fn fill(&self, range: ByteRange, byte: u8) -> Result<()> {
         let at = self.inside("fill", range)?;
+        self.may_write()?;
         self.words.check()?;
         self.with_bounce(|bounce| {
             let _claim = self.claims.claim(range)?;
@@ -456,6 +467,9 @@ unsafe impl Arena for CudaArena {
     }
 
     fn publish(&self, shard: ShardId, bytes: u64) -> Result<()> {
+        if self.attached.is_some() {
+            return Err(attach::not_ours("publish"));
+        }
         self.words.check()?;
         let host = self.lock_words();
         if let Some(words) = &*host {

@@ -128,7 +128,7 @@ fn mismatch(detail: String) -> Error {
 }
 
 /// Whether both sides can mean the same bytes.
-fn check(context: &Context, locator: &Locator) -> Result<()> {
+pub(crate) fn check(context: &Context, locator: &Locator) -> Result<()> {
     if locator.shards == 0 || locator.shards > MAX_SHARDS {
         return Err(mismatch(format!("{} shards", locator.shards)));
     }

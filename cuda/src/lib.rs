@@ -34,7 +34,7 @@ mod fake;
 mod tests;
 
 pub use api::driver_is_absent;
-pub use arena::{ArenaReport, CudaArena, CudaArenaConfig, Dropped, Want};
+pub use arena::{ArenaReport, Attach, CudaArena, CudaArenaConfig, Dropped, Want};
 pub use bounded::bounded;
 pub use context::Context;
 pub use device::{Device, Features, OLDEST_DRIVER};

@@ -2,7 +2,7 @@
 //! bytes and digests through every way.
 
 use crate::{
-    Context, CudaArena, CudaArenaConfig, CudaMover, HostBytes, Import, MoverConfig, NotKnown, Pinned,
+    Attach, Context, CudaArena, CudaArenaConfig, CudaMover, HostBytes, Import, MoverConfig, NotKnown, Pinned,
     SourceAlive, Span, Stream, Want,
     error::code,
     fake::{Fake, FakeDevice, GRANULE},

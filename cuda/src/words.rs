@@ -20,7 +20,8 @@ struct Inner {
     context: Context,
     at: DevicePtr,
     mirror: Box<[AtomicU64]>,
-    line: Mutex<Line>,
+    /// `None`: the words are another process's, and `mirror` is how they were when they were read.
+    line: Option<Mutex<Line>>,
     failed: OnceLock<Error>,
 }
 
@@ -69,8 +70,30 @@ impl DeviceWords {
         })?;
         stream.synchronize()?;
         let mirror = (0..size / 8).map(|_| AtomicU64::new(0)).collect();
-        let line = Mutex::new(Line { stream, slots, used: 0 });
+        let line = Some(Mutex::new(Line { stream, slots, used: 0 }));
         Ok(Self(Arc::new(Inner { context: context.clone(), at, mirror, line, failed: OnceLock::new() })))
+    }
+
+    /// Reads `size` bytes of words from `at` on, which are another process's: stores change nothing. They stay mapped during
+    /// the call.
+    pub(crate) fn read(context: &Context, at: DevicePtr, size: u64) -> Result<Self> {
+        let stream = Stream::new(context)?;
+        let slots = Pinned::new(context, usize::try_from(size).unwrap_or(usize::MAX))?;
+        let queued = context.call(|ops| {
+            // SAFETY: the caller keeps the words mapped; the pinned memory is ours until the stream is synchronised below.
+            unsafe { ops.copy_dtoh(slots.as_ptr(), at, size, stream.object()) }
+        });
+        let done = stream.synchronize();
+        queued.and(done)?;
+        let (words, _) = slots.as_slice().as_chunks::<8>();
+        let mirror = words.iter().map(|word| AtomicU64::new(u64::from_le_bytes(*word))).collect();
+        Ok(Self(Arc::new(Inner {
+            context: context.clone(),
+            at,
+            mirror,
+            line: None,
+            failed: OnceLock::new(),
+        })))
     }
 
     /// The error of the first store that did not reach the device. From then on peers may read words that are older
@@ -114,8 +137,8 @@ impl Words for DeviceWords {
     }
 
     fn store(&self, offset: u64, value: u64) {
-        let Some(slot) = self.slot(offset) else { return };
-        let mut line = self.0.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(slot), Some(line)) = (self.slot(offset), &self.0.line) else { return };
+        let mut line = line.lock().unwrap_or_else(PoisonError::into_inner);
         // The device holds what the mirror holds.
         if slot.load(Ordering::Relaxed) == value {
             return;
@@ -127,8 +150,9 @@ impl Words for DeviceWords {
     }
 
     fn fence(&self) {
-        let settled = self.0.line.lock().unwrap_or_else(PoisonError::into_inner).settle();
-        if let Err(error) = settled {
+        let settled =
+            self.0.line.as_ref().map(|line| line.lock().unwrap_or_else(PoisonError::into_inner).settle());
+        if let Some(Err(error)) = settled {
             self.0.fail(error);
         }
         // The host's own accesses.

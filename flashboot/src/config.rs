@@ -40,6 +40,8 @@ pub struct Config {
     pub etcd: Etcd,
     /// Metrics and health of processes that run for long.
     pub http: Http,
+    /// The node agent: for itself, its clients, and loads.
+    pub agent: Agent,
 }
 
 impl Config {
@@ -125,6 +127,55 @@ pub struct Load {
     pub attempt_timeout: Duration,
     /// Whether objects may be fetched over plain HTTP from another host.
     pub allow_http: bool,
+    /// How an arena is used that the agent holds.
+    pub attach: Attach,
+    /// Whether the agent copies what it has staged into a GPU; else the load does, by itself.
+    pub push: bool,
+    /// What the agent gives up for the load's memory has a lower one, or the same one and is not held.
+    pub priority: i32,
+}
+
+/// How an arena is used that the agent holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attach {
+    /// Where it is, read-only, with whoever else has it.
+    #[default]
+    Shared,
+    /// As a copy of one's own, for engines that write their weights.
+    Private,
+}
+
+/// The node agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Agent {
+    /// Where its socket lies; `None`: `/run/user/UID/flashboot`, or `/tmp/flashboot-UID` where the system has no such.
+    pub directory: Option<PathBuf>,
+    /// Users, besides one's own, that may use it; for its clients those, besides one's own and root, that it may be.
+    pub allow_uids: Vec<u32>,
+    /// Groups, as `allow_uids`.
+    pub allow_gids: Vec<u32>,
+    /// The most bytes of host memory that it keeps; `None`: three quarters of what there is when it starts.
+    pub limit: Option<ByteSize>,
+    /// Clients at a time.
+    pub clients: u32,
+    /// Pin what was staged at once, for this GPU and others; `None`: when it is pushed first.
+    pub pin: Option<String>,
+}
+
+impl Default for Agent {
+    /// Our own user's, and 1,024 clients.
+    fn default() -> Self {
+        Self {
+            directory: None,
+            allow_uids: Vec::new(),
+            allow_gids: Vec::new(),
+            limit: None,
+            clients: 1024,
+            pin: None,
+        }
+    }
 }
 
 impl Default for Load {
@@ -141,6 +192,9 @@ impl Default for Load {
             attempts: 4,
             attempt_timeout: Duration::from_secs(30),
             allow_http: false,
+            attach: Attach::Shared,
+            push: true,
+            priority: 0,
         }
     }
 }

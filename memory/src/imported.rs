@@ -126,6 +126,26 @@ impl ImportedArena {
         true
     }
 
+    /// Copies payload bytes from `offset` on into `to`. The peer may change them meanwhile: what is copied may be torn.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] past the payload.
+    pub fn copy_out(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        let len = to.len();
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.layout.payload);
+        let (Ok(at), true) = (usize::try_from(offset), inside) else {
+            let payload = self.layout.payload;
+            let detail = format!("{len} bytes at {offset} are not within a payload of {payload} bytes");
+            return Err(Error::new(Kind::Invalid, "copy_out", detail));
+        };
+        let from = self.base().as_ptr().wrapping_add(at).cast_const();
+        // SAFETY: the bytes were checked to be inside the payload, which the mapping holds; `to` is memory of ours that
+        // nothing else names. The peer may change the source meanwhile: no reference to it exists, and what is torn is
+        // found by its digests.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) };
+        Ok(())
+    }
+
     /// The first byte of the mapping, to copy from. The peer may change bytes at any time: make no reference.
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.base()

@@ -1,6 +1,7 @@
 //! Host memory: arenas in sealed memfds, a peer's arena mapped read-only, and the engine that copies.
 //!
 //! Owns: [`HostArena`] (one memfd, one mapping, one control block), [`ImportedArena`] (the reader's side),
+//! [`AttachedArena`] (the same, used where it is),
 //! [`CopyEngine`] (copies and hashes on the host's own cores), and what the kernel has to say about pages
 //! ([`pages`], [`budget`]), and what reading files fast takes: page-aligned memory ([`Buffer`]) and io_uring ([`Ring`]).
 //!
@@ -10,6 +11,7 @@
 
 mod access;
 mod arena;
+mod attached;
 pub mod budget;
 mod buffer;
 mod config;
@@ -28,6 +30,7 @@ mod stream;
 mod words;
 
 pub use arena::{HostArena, OwnedPart, OwnedRange, SharedRange};
+pub use attached::AttachedArena;
 pub use buffer::Buffer;
 pub use config::{ArenaReport, HostArenaConfig, NumaReport, PageKind};
 pub use engine::{CopyEngine, CopyEngineConfig};

@@ -34,6 +34,7 @@ impl Curve {
         if self.0.is_empty() || self.0.len() > MOST {
             return Err(format!("{of} has {} points: from 1 to {MOST} are possible", self.0.len()));
         }
+        let mut took = 0.0;
         for (before, (size, at)) in
             std::iter::once(0).chain(self.0.iter().map(|(size, _)| *size)).zip(&self.0)
         {
@@ -45,6 +46,13 @@ impl Curve {
                     "{of} has {at} at {size} bytes: rates are from 1e3 to the link's own {rate}"
                 ));
             }
+            let takes = *size as f64 / at;
+            if takes < took {
+                return Err(format!(
+                    "{of} has {at} at {size} bytes: that copy would end before the smaller one"
+                ));
+            }
+            took = takes;
         }
         Ok(())
     }
@@ -80,11 +88,12 @@ mod tests {
             (vec![(5, 1e9), (5, 1e9)], "5 bytes after 5"),
             (vec![(5, 2e12)], "2000000000000 at 5"),
             (vec![(5, f64::NAN)], "NaN at 5"),
+            (vec![(1, 1e3), (2, 1e12)], "before the smaller one"),
         ] {
             let said = Curve(points).check("nvlink", 1e12).unwrap_err();
             assert!(said.starts_with("nvlink.curve") && said.contains(named), "{said}");
         }
-        assert_eq!(curve(&[(1, 1e3), (2, 1e12)]).check("nvlink", 1e12), Ok(()));
+        assert_eq!(curve(&[(1, 1e3), (2, 2e3)]).check("nvlink", 1e12), Ok(()));
     }
 
     proptest! {
@@ -93,13 +102,13 @@ mod tests {
             points in prop::collection::btree_map(1u64..1 << 40, 1e3f64..1e12, 1..8),
             sizes in prop::collection::vec(0u64..1 << 41, 2..20),
         ) {
-            // Points of a measurement: a larger copy took longer.
-            let mut curve = Vec::<(u64, f64)>::new();
-            for (size, rate) in points {
-                let least = curve.last().map_or(0.0, |(size, rate)| *size as f64 / rate);
-                if size as f64 / rate >= least { curve.push((size, rate)); }
+            let mut curve = Curve(Vec::new());
+            for point in points {
+                curve.0.push(point);
+                if curve.check("link", 1e12).is_err() {
+                    curve.0.pop();
+                }
             }
-            let curve = Curve(curve);
             let mut sizes = sizes;
             sizes.sort_unstable();
             let took = |size: u64| curve.beyond(size, 1e12) + (size as f64 / 1e3).round() as u64;

@@ -5,7 +5,7 @@ use flashboot_core::{
     BLOCK, Geometry,
     schedule::{ChunkCosts, Schedule, auto_chunk},
 };
-use flashboot_rendezvous::protocol::Rules;
+use flashboot_rendezvous::protocol::{Rules, chain};
 use std::{fmt, time::Duration};
 
 /// Processes of one simulation, at most: each has a machine and its lists.
@@ -64,9 +64,10 @@ impl Topology {
         })
     }
 
-    /// Hops to the farthest clone, for choosing a chunk.
-    fn depth(self, clones: u32) -> u32 {
-        self.schedule(clones).map_or_else(|| clones.min(Rules::default().chain), Schedule::depth)
+    /// Hops to the farthest clone of an image of `bytes`, for choosing a chunk.
+    fn depth(self, clones: u32, bytes: u64) -> u32 {
+        let placed = || clones.min(chain(bytes, Rules::default().least_chain));
+        self.schedule(clones).map_or_else(placed, Schedule::depth)
     }
 }
 
@@ -181,7 +182,7 @@ impl Scenario {
             Chunk::Whole => shard,
             Chunk::Auto => {
                 let verify = self.verify && profile.gpu.hash.is_some();
-                auto_chunk(shard, self.topology.depth(clones), verify, BLOCK, costs(profile))
+                auto_chunk(shard, self.topology.depth(clones, self.image), verify, BLOCK, costs(profile))
             }
         };
         let geometry = Geometry::new(self.image, BLOCK, chunk, shards)?;

@@ -66,17 +66,21 @@ fn gpu_memory_is_registered_by_dma_buf_else_by_address_else_both_errors_are_told
     let (_, asked, made) = with(&[(DMA_BUF, 0, 95), (ADDRESS, 0, 14)]);
     let refused = made.unwrap_err();
     assert_eq!((asked, refused.kind()), (vec![DMA_BUF, ADDRESS], Kind::Unavailable));
-    expect_both(&refused);
+    expect_both(&refused, "nvidia-peermem");
     assert!(!refused.to_string().contains("region"), "there is but one: {refused}");
 }
 
-/// Both numbers, and what helps.
+/// Both ways and numbers, the last verb with its own, and what helps.
 #[track_caller]
-fn expect_both(refused: &Error) {
+fn expect_both(refused: &Error, remedy: &str) {
+    assert_eq!((refused.op(), refused.code()), (ADDRESS, Some(Code::Errno(14))), "{refused}");
+    for way in ["by dma-buf", "by address"] {
+        assert!(refused.detail().contains(way), "{way}: {refused}");
+    }
     for code in [95, 14].map(Code::Errno) {
         assert!(refused.to_string().contains(&code.to_string()), "{refused}");
     }
-    assert!(refused.remedy().is_some_and(|remedy| remedy.contains("nvidia-peermem")), "{refused}");
+    assert!(refused.remedy().is_some_and(|told| told.contains(remedy)), "{refused}");
 }
 
 #[test]
@@ -117,9 +121,9 @@ fn gpu_memory_that_is_refused_at_a_later_part_is_given_back_and_tried_the_other_
     assert_eq!(asked, [vec![DMA_BUF; 2], vec![ADDRESS; 3]].concat(), "no further than the refusal");
     assert_eq!(fake.deregistered(), 1 + 2);
     let refused = made.unwrap_err();
-    expect_both(&refused);
+    expect_both(&refused, "rdma.devices");
     for number in [2, 3] {
-        assert!(refused.to_string().contains(&format!("region {number} of {parts}")), "{refused}");
+        assert!(refused.detail().contains(&format!("region {number} of {parts}")), "{refused}");
     }
 }
 

@@ -7,6 +7,7 @@ use super::template::{Claims, Kind, Stages, Template, Templates};
 use super::wrong::{Wrong, no_fact};
 use super::{Entry, LayoutOptions, Model, NONE, Slicing};
 use crate::error::Result;
+use crate::parallel::Refused;
 use crate::quant::{Features, MAINS, Parameter, Quantisation};
 use crate::recipe::{Recipe, Split};
 use crate::tensors::Tensor;
@@ -75,7 +76,7 @@ pub(super) fn find(
     let mut numbers = Vec::new();
     let mut counts = Counts::default();
     let mut needed = Needed::new(recipe);
-    let mut left_out = 0u64;
+    let (mut left_out, mut kept) = (0u64, false);
     for number in 0..model.tensors.len() {
         let Some(tensor) = model.tensors.at(number) else { continue };
         let index = templates.of(tensor.name, &mut numbers);
@@ -121,6 +122,7 @@ pub(super) fn find(
                     if !options.allow_unclaimed {
                         wrong.unclaimed.push(tensor.name);
                     }
+                    kept = true;
                     unclaimed
                 }
                 Err(Claims::Two(a, b)) => {
@@ -155,7 +157,13 @@ pub(super) fn find(
     let all = count::Found { tensors: model.tensors, entries: &entries, classes: &search.classes };
     let experts = counts.check_experts(recipe, &|key| search.fact(key), &all)?;
     let layers = counts.check_layers(recipe, search.fact(&recipe.layer_count), &all)?;
-    needed.check(layers)?;
+    match needed.check(layers) {
+        // What nothing claims may be what is missed, by another name: fused, as a fine-tune has it.
+        Err(Refused::Lacking { family, names }) if kept => notes.push(format!(
+            "the recipe `{family}` asks for modules that no tensor is the weight of: {names}; tensors that no rule is about are kept whole"
+        )),
+        checked => checked?,
+    }
     Ok(Found {
         entries,
         classes: search.classes,

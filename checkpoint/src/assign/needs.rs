@@ -29,8 +29,8 @@ struct Need<'r> {
 pub(super) struct Needed<'r> {
     recipe: &'r Recipe,
     needs: Vec<Need<'r>>,
-    /// By template the need that its tensors meet.
-    met_by: Vec<Option<Option<usize>>>,
+    /// By template the needs that its tensors meet.
+    met_by: Vec<Option<Vec<usize>>>,
     expert_layers: BTreeSet<u32>,
 }
 
@@ -59,23 +59,24 @@ impl<'r> Needed<'r> {
         if self.met_by.len() <= slot {
             self.met_by.resize(slot + 1, None);
         }
-        let known = self.met_by.get(slot).copied().flatten();
-        let met = known.unwrap_or_else(|| self.needs.iter().position(|need| meets(need.pattern, name)));
-        if let Some(place) = self.met_by.get_mut(slot) {
-            *place = Some(met);
-        }
-        if let Some(need) = met.and_then(|n| self.needs.get_mut(n)) {
-            need.seen.insert(layer.unwrap_or(0));
+        let Some(met) = self.met_by.get_mut(slot) else { return };
+        let needs = &mut self.needs;
+        let met = met.get_or_insert_with(|| {
+            (0..).zip(&*needs).filter(|(_, need)| meets(need.pattern, name)).map(|(n, _)| n).collect()
+        });
+        for n in met {
+            if let Some(need) = needs.get_mut(*n) {
+                need.seen.insert(layer.unwrap_or(0));
+            }
         }
     }
 
     /// Notes a further name of a tensor: a tied embedding may be stored as the head.
     pub(super) fn see_alias(&mut self, name: &str) {
-        if let Some(need) =
-            self.needs.iter_mut().find(|n| n.pattern.star().is_none() && meets(n.pattern, name))
-        {
+        let once = self.needs.iter_mut().filter(|n| n.pattern.star().is_none() && meets(n.pattern, name));
+        once.for_each(|need| {
             need.seen.insert(0);
-        }
+        });
     }
 
     /// Refuses a model of so many layers in which something is missing, by name.
@@ -88,17 +89,18 @@ impl<'r> Needed<'r> {
                 }
                 continue;
             }
-            let lacking = |layer: &u32| {
-                let of_experts = self.expert_layers.contains(layer);
-                let asked = match need.layers {
-                    In::Every => true,
-                    In::Experts => of_experts,
-                    In::Dense => !of_experts,
-                };
-                asked && !need.seen.contains(layer)
-            };
             let last = u32::try_from(layers).unwrap_or(u32::MAX);
-            (0..last).filter(lacking).take(MOST).for_each(|l| names.push(need.pattern.numbered(l.into())));
+            let unseen = |layer: &u32| !need.seen.contains(layer);
+            let is_dense = |layer: &u32| !self.expert_layers.contains(layer);
+            let mut lacks = |layer: u32| names.push(need.pattern.numbered(layer.into()));
+            // A name may claim four billion layers: each of these looks at no more of them than were seen, and `MOST`.
+            match need.layers {
+                In::Every => (0..last).filter(unseen).take(MOST).for_each(&mut lacks),
+                In::Dense => (0..last).filter(is_dense).filter(unseen).take(MOST).for_each(&mut lacks),
+                In::Experts => {
+                    self.expert_layers.range(..last).copied().filter(unseen).take(MOST).for_each(&mut lacks);
+                }
+            }
         }
         if names.is_empty() {
             return Ok(());
@@ -114,5 +116,51 @@ fn meets(pattern: &Pattern, name: &str) -> bool {
         Some(How::Module) => components.last().is_some_and(|param| MAINS.contains(param)),
         Some(How::Whole | How::Ending("_blocks")) => true,
         Some(How::Ending(_)) | None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(needs: &str) -> Recipe {
+        let text = format!("family = \"x\"\nmodel_types = [\"x\"]\nlayers = \"l.*\"\n{needs}");
+        Recipe::parse("x.toml", &text).unwrap()
+    }
+
+    fn lacking(needed: Needed<'_>, layers: u64) -> Names {
+        match needed.check(layers) {
+            Ok(()) => Names::default(),
+            Err(Refused::Lacking { names, .. }) => names,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_module_that_two_lists_name_is_credited_to_both() {
+        let recipe = recipe("needs.experts = [\"l.*.gate\", \"l.*.e.*.up\"]\nneeds.dense = [\"l.*.gate\"]");
+        let mut needed = Needed::new(&recipe);
+        for layer in 0..2 {
+            needed.see(0, &format!("l.{layer}.gate.weight"), Some(layer), false);
+        }
+        needed.see(1, "l.1.e.0.up.weight", Some(1), true);
+        assert_eq!(lacking(needed, 2), Names::default(), "layer 0 is dense, layer 1 has experts");
+        let mut needed = Needed::new(&recipe);
+        needed.see(0, "l.1.gate.weight", Some(1), false);
+        needed.see(1, "l.1.e.0.up.weight", Some(1), true);
+        assert_eq!(lacking(needed, 2).first, ["l.0.gate"]);
+    }
+
+    #[test]
+    fn a_layer_number_of_four_billion_ends_at_once() {
+        let recipe = recipe(
+            "needs.every = [\"l.*.a\"]\nneeds.experts = [\"l.*.e.*.up\", \"l.*.e.*.down\"]\nneeds.dense = [\"l.*.d\"]",
+        );
+        let far = u32::MAX - 1;
+        let mut needed = Needed::new(&recipe);
+        needed.see(0, &format!("l.{far}.e.0.up.weight"), Some(far), true);
+        let names = lacking(needed, u64::from(far) + 1);
+        // As many of `a` and of `d` as are listed, and the one layer's `down`.
+        assert_eq!(names.count, 2 * MOST as u64 + 1);
     }
 }

@@ -35,6 +35,7 @@ impl Error {
             Self::NotUnpackable { .. } => "unpack",
             Self::Refused(_) => "plan",
             Self::Cancelled { .. } => "stop",
+            Self::Memory(e) => e.op(),
             _ => "parse",
         }
     }
@@ -48,6 +49,7 @@ impl Error {
     fn parts(&self) -> (String, Option<String>) {
         let text = self.to_string();
         match self {
+            Self::Memory(e) => (e.detail().to_owned(), e.remedy().map(str::to_owned)),
             Self::Io { path, cause, .. } => {
                 let said = if cause.errno.is_some() { String::new() } else { format!(": {cause}") };
                 (format!("{}{said}", path.display()), cause.remedy().map(str::to_owned))
@@ -79,6 +81,7 @@ impl Error {
             Self::Missing { .. } => Kind::Unavailable,
             Self::NotPermitted { .. } => Kind::Permission,
             Self::NoSpace { .. } => Kind::Exhausted,
+            Self::Memory(e) => e.kind(),
             Self::Io { cause, .. } => match cause.errno {
                 Some(12 | 23 | 24 | 27 | 28 | 122) => Kind::Exhausted,
                 _ => Kind::Io,
@@ -98,6 +101,10 @@ impl Error {
 
 impl From<Error> for flashboot_core::Error {
     fn from(e: Error) -> Self {
+        // Its code and whatever else it has go along.
+        if let Error::Memory(e) = e {
+            return e;
+        }
         let (detail, remedy) = e.parts();
         let made = Self::new(e.kind(), e.op(), detail);
         let made = match &e {
@@ -131,6 +138,15 @@ mod tests {
         assert_eq!((e.kind(), e.detail()), (Kind::Exhausted, "a; b"));
         assert!(e.remedy().is_some_and(|r| r.contains("ulimit -n")), "{e}");
         assert!(io(24).to_string().ends_with("(ulimit -n)"), "{}", io(24));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_mapped_keeps_its_size_code_and_remedy() {
+        let made = flashboot_core::Error::from_errno("mmap", 12, "4194304 bytes").with_remedy("ask for less");
+        let e = Error::Memory(made.clone());
+        assert_eq!((e.kind(), e.op(), e.remedy()), (made.kind(), "mmap", Some("ask for less".into())));
+        assert_eq!(e.to_string(), made.to_string());
+        assert_eq!(flashboot_core::Error::from(e), made);
     }
 
     #[test]

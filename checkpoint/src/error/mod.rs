@@ -421,6 +421,9 @@ pub enum Error {
     /// A layout that does not fit the model.
     #[error(transparent)]
     Refused(#[from] crate::parallel::Refused),
+    /// Memory that could not be mapped.
+    #[error(transparent)]
+    Memory(flashboot_core::Error),
     /// A text that is no recipe.
     #[error(transparent)]
     Recipe(#[from] crate::recipe::RecipeError),

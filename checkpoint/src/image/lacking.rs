@@ -16,20 +16,34 @@ fn is_of_a_rank(name: &str) -> bool {
     rank && (name.ends_with(".img") || name.ends_with(".progress"))
 }
 
-/// Whether `dir` has ranks' payloads and nothing that makes it an image or a checkpoint.
-pub(crate) fn has_ranks(dir: &Path) -> bool {
-    names(dir).iter().any(|name| is_of_a_rank(name))
+/// Whether a file of this name is a checkpoint's: a payload may have strayed to its side.
+fn is_of_a_checkpoint(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(".index.json")
 }
 
-fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+/// Whether `dir` has ranks' payloads and nothing that makes it an image or a checkpoint. Not where it cannot be listed:
+/// whoever opens it as something else says why.
+pub(crate) fn is_half_an_image(dir: &Path) -> bool {
+    let names = names(dir).unwrap_or_default();
+    let whole = |name: &String| name == super::METADATA || is_of_a_checkpoint(name);
+    names.iter().any(|name| is_of_a_rank(name)) && !names.iter().any(whole)
+}
+
+fn names(dir: &Path) -> std::io::Result<Vec<String>> {
+    let name = |e: std::io::Result<std::fs::DirEntry>| Ok(e?.file_name().to_string_lossy().into_owned());
+    let mut names = std::fs::read_dir(dir)?.map(name).collect::<std::io::Result<Vec<_>>>()?;
     names.sort_unstable();
-    names
+    Ok(names)
 }
 
 fn describe(dir: &Path) -> (String, String) {
-    let names = names(dir);
+    let names = match names(dir) {
+        Ok(names) => names,
+        Err(e) => {
+            let remedy = "give this user access to it, and see that its disk is well";
+            return (format!(", and what else it has cannot be listed ({e})"), remedy.into());
+        }
+    };
     let listed = |wanted: &dyn Fn(&str) -> bool| {
         let mut listed = Names::default();
         names.iter().filter(|name| wanted(name)).for_each(|name| listed.push(name));
@@ -48,7 +62,7 @@ fn describe(dir: &Path) -> (String, String) {
         );
         return (found, "copy all of the image, or pack it again".into());
     }
-    let shards = listed(&|name| name.ends_with(".safetensors"));
+    let shards = listed(&is_of_a_checkpoint);
     if !shards.is_empty() {
         let found = format!(", but files of a checkpoint ({shards})");
         return (found, "pack it first, or name the image that was packed of it".into());
@@ -83,6 +97,14 @@ mod tests {
         assert_eq!((e.kind(), e.op()), (Kind::Corrupt, "open"));
         assert!(e.remedy().is_some_and(|r| !r.is_empty() && e.to_string().ends_with(&r)), "{e}");
         e.to_string()
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_listed_is_not_called_empty() {
+        let parent = tempfile::TempDir::new().unwrap();
+        let text = without_metadata(&parent.path().join("gone")).to_string();
+        assert!(text.contains("cannot be listed (") && !text.contains("is empty"), "{text}");
+        assert!(!is_half_an_image(&parent.path().join("gone")));
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod write;
 pub use fingerprint::{Engine, Fingerprint, Kernel, Mismatch, Stage};
 pub use id::FORMAT_VERSION;
 pub(crate) use id::{METADATA, seal};
-pub(crate) use lacking::has_ranks;
+pub(crate) use lacking::is_half_an_image;
 pub use manifest::Manifest;
 pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
 pub(crate) use origin::TableOrigin;

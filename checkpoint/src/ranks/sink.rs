@@ -36,7 +36,13 @@ struct RankFile {
 
 impl ImageSink {
     /// Opens every image's file in `dir`, and what a killed writer left there.
-    pub(super) fn open(dir: &Path, set: &RankSet<'_, '_>, piece: u64, every: u64) -> Result<Self> {
+    pub(super) fn open(
+        dir: &Path,
+        set: &RankSet<'_, '_>,
+        piece: u64,
+        every: u64,
+        hashing: Turns,
+    ) -> Result<Self> {
         let mut files = Vec::with_capacity(set.images.len());
         for image in &set.images {
             let (payload, name) = (image.layout.payload(), image.coordinate.to_string());
@@ -56,14 +62,7 @@ impl ImageSink {
                 journal: Mutex::new(Some(journal)),
             });
         }
-        Ok(Self {
-            piece,
-            every,
-            files,
-            since: AtomicU64::new(0),
-            noting: Mutex::new(()),
-            hashing: Turns::of_cores(),
-        })
+        Ok(Self { piece, every, files, since: AtomicU64::new(0), noting: Mutex::new(()), hashing })
     }
 
     /// Bytes of each stream and how many of its first pieces are complete.

@@ -1,5 +1,5 @@
-//! Turns at the cores: work that keeps a core busy is done by half as many threads at once as there are cores, one piece
-//! after the other. All at once would end all at once: the disk would have nothing to do until then, and everything
+//! Turns at the cores: work that keeps a core busy is done by half as many threads at once as there are cores, and by no
+//! more than half of the writers, one piece after the other. All at once would end all at once: the disk would have nothing to do until then, and everything
 //! after. The other half of the cores reads and scatters.
 
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -11,9 +11,11 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Half as many as there are cores.
-    pub(super) fn of_cores() -> Self {
-        Self::of(std::thread::available_parallelism().map_or(1, usize::from) / 2)
+    /// Half as many as there are cores, and no more than half of so many writers: with a turn for each, none would be
+    /// left to keep the disk busy.
+    pub(super) fn for_writers(writers: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::of(count(cores, writers))
     }
 
     fn of(count: usize) -> Self {
@@ -30,6 +32,10 @@ impl Turns {
         let _turn = Turn(self);
         work()
     }
+}
+
+fn count(cores: usize, writers: usize) -> usize {
+    (cores / 2).min(writers / 2).max(1)
 }
 
 struct Turn<'t>(&'t Turns);
@@ -65,7 +71,17 @@ mod tests {
             || {},
         );
         assert!(most.into_inner() <= 2);
-        assert!(done.into_inner() % 50 == 0 && *turns.free.lock().unwrap() == 2);
+        let done = done.into_inner();
+        assert!(done > 0 && done % 50 == 0 && *turns.free.lock().unwrap() == 2);
+    }
+
+    #[test]
+    fn on_any_machine_some_writers_have_no_turn() {
+        for cores in 1..=256 {
+            let writers = crate::stream::writers(crate::blocks::workers(Some(cores + 2), 8));
+            let turns = count(cores, writers);
+            assert!(turns >= 1 && turns <= cores.div_ceil(2) && 2 * turns <= writers, "{cores} cores");
+        }
     }
 
     #[test]

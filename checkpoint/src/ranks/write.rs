@@ -2,6 +2,7 @@
 
 use super::set::{Provider, RankSet};
 use super::sink::ImageSink;
+use super::turns::Turns;
 use crate::blocks::{PACK_WORKERS, Progress, workers};
 use crate::error::Result;
 use crate::gather::Gather;
@@ -13,7 +14,7 @@ use crate::pack::{PackOptions, PackReport, main_dtype, write_hashed};
 use crate::recipe::Target;
 use crate::source::Source;
 use crate::staging::{Staging, write_file};
-use crate::stream::{Job, memory, run};
+use crate::stream::{Job, memory, run, writers};
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
 use flashboot_core::{BLOCK, Digests};
 use std::path::Path;
@@ -46,7 +47,9 @@ pub(super) fn write(
     progress: &dyn Progress,
 ) -> Result<(Metadata, u64)> {
     let piece = memory(set.images.len());
-    let sink = ImageSink::open(staging.dir(), set, piece, options.sync_every.0)?;
+    let threads = workers(options.workers, PACK_WORKERS);
+    let turns = Turns::for_writers(writers(threads));
+    let sink = ImageSink::open(staging.dir(), set, piece, options.sync_every.0, turns)?;
     let streams = sink.streams();
     let floors: Vec<u64> = streams.iter().map(|(bytes, n)| n.saturating_mul(piece).min(*bytes)).collect();
     let job = Job {
@@ -57,7 +60,7 @@ pub(super) fn write(
         sink: &sink,
         progress,
         total: set.bytes(),
-        threads: workers(options.workers, PACK_WORKERS),
+        threads,
     };
     run(&job, |take| set.produce(made.provider, &floors, take))?;
     let digests = sink.finish(staging.dir())?;

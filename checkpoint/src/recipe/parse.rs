@@ -39,15 +39,18 @@ fn yes() -> bool {
     true
 }
 
+/// Names, and where in the text they stand.
+type Listed = Option<toml::Spanned<Vec<String>>>;
+
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawNeeds {
     #[serde(default)]
-    every: Vec<String>,
+    every: Listed,
     #[serde(default)]
-    experts: Vec<String>,
+    experts: Listed,
     #[serde(default)]
-    dense: Vec<String>,
+    dense: Listed,
 }
 
 #[derive(serde::Deserialize)]
@@ -119,7 +122,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, String> {
         rest: file.rest,
         targets,
         needs: needs(&file.needs, layers.as_ref())?,
-        hash: blake3::hash(text.as_bytes()).to_hex().to_string(),
+        hash: hash(text, &file.needs),
     };
     if recipe.rest.is_some_and(|split| split == Split::Qkv) {
         return Err("`rest` cannot be `qkv`: its heads are not known".into());
@@ -133,7 +136,8 @@ pub(super) fn parse(text: &str) -> Result<Recipe, String> {
 
 /// Each text spelled out. What is needed in a layer says in which: it begins as `layers` does.
 fn needs(raw: &RawNeeds, layers: Option<&Pattern>) -> Result<Needs, String> {
-    let spelled = |texts: &[String]| -> Result<Vec<Pattern>, String> {
+    let spelled = |texts: &Listed| -> Result<Vec<Pattern>, String> {
+        let texts = texts.as_ref().map(|texts| texts.get_ref().as_slice()).unwrap_or_default();
         Ok(patterns(texts)?.iter().flat_map(Pattern::spelled_out).collect())
     };
     let found =
@@ -152,6 +156,24 @@ fn needs(raw: &RawNeeds, layers: Option<&Pattern>) -> Result<Needs, String> {
         }
     }
     Ok(found)
+}
+
+/// BLAKE3 of the text without the lines of `needs`: a check moves no byte, and what is named by the hash is which bytes are
+/// where.
+fn hash(text: &str, needs: &RawNeeds) -> String {
+    let lists = [&needs.every, &needs.experts, &needs.dense];
+    let spans: Vec<_> = lists.into_iter().flatten().map(toml::Spanned::span).collect();
+    let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
+    for line in text.split_inclusive('\n') {
+        let (start, end) = (at, at + line.len());
+        at = end;
+        let is_of_needs = spans.iter().any(|span| span.start < end && start < span.end)
+            || line.trim_start().strip_prefix('[').is_some_and(|l| l.trim_start().starts_with("needs"));
+        if !is_of_needs {
+            hasher.update(line.as_bytes());
+        }
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 fn patterns(texts: &[String]) -> Result<Vec<Pattern>, String> {
@@ -238,6 +260,24 @@ mod tests {
     }
 
     const HEAD: &str = "family = \"x\"\nmodel_types = [\"x\"]\n";
+
+    #[test]
+    fn the_hash_is_of_the_text_without_what_is_only_checked() {
+        let rest = "rest = \"replicated\"\n";
+        let hash = |text: &str| parse(text).unwrap().hash;
+        let bare = format!("{HEAD}layers = \"l.*\"\n{rest}");
+        assert_eq!(hash(&bare), blake3::hash(bare.as_bytes()).to_hex().to_string());
+        for needs in [
+            "needs.every = [\"l.*.a\"]\n",
+            "needs.every = [\n  \"l.*.a\", # both\n  \"l.*.b\",\n] # of them\nneeds.dense = [\"l.*.c\"]\n",
+            "needs = { every = [\"l.*.a\"], experts = [\"l.*.b\"] }\n",
+        ] {
+            assert_eq!(hash(&format!("{HEAD}layers = \"l.*\"\n{needs}{rest}")), hash(&bare), "{needs}");
+        }
+        let table = format!("{bare}[needs]\nevery = [\"l.*.a\"]\n");
+        assert_eq!(hash(&table), hash(&bare));
+        assert_ne!(hash(&format!("{bare}[[rules]]\nnames = [\"a\"]\nsplit = \"row\"\n")), hash(&bare));
+    }
 
     #[test]
     fn unknown_keys_are_named_wherever_they_stand() {

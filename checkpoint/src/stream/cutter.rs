@@ -1,6 +1,6 @@
 //! Cuts work into steps. Pure: gives steps to whoever asked, reads nothing.
 
-use super::step::{Copy, Intake, Step, Work};
+use super::step::{Copy, Intake, Origin, Step, Work};
 use crate::error::Result;
 use crate::gather::Gather;
 use std::ops::Range;
@@ -41,8 +41,8 @@ impl<'e> Cutter<'e> {
             self.flush()?;
         }
         self.gaps(work);
-        for (origin, span) in spans.iter().enumerate() {
-            add(&mut self.pending, work, origin, *span);
+        for ((at, takers), span) in work.origins.iter().zip(takers(work)).zip(&spans) {
+            add(&mut self.pending, *at, &takers, u64::MAX, *span);
         }
         for intake in &work.intakes {
             intake.holes.iter().for_each(|(from, to)| self.pending.zero(intake.stream, *from, *to));
@@ -82,25 +82,28 @@ impl<'e> Cutter<'e> {
 
     /// Cuts a large work: cluster by cluster, each from its first byte to its last.
     fn cut(&mut self, work: &Work, spans: &[(u64, u64)]) -> Result<()> {
-        let clusters = clusters(work);
+        let (clusters, takers) = (clusters(work), takers(work));
         let frontiers: Vec<Frontier> = work.intakes.iter().map(|i| Frontier::new(i, &clusters)).collect();
         for (number, cluster) in clusters.iter().enumerate() {
-            let of_cluster = || cluster.clone().filter_map(|origin| Some((origin, *spans.get(origin)?)));
-            let total: u64 = of_cluster().map(|(_, (lo, hi))| hi.saturating_sub(lo)).sum();
+            let of_cluster = cluster.clone().filter_map(|origin| {
+                let takers = takers.get(origin)?.as_slice();
+                Some((*work.origins.get(origin)?, takers, pitch(takers), *spans.get(origin)?))
+            });
+            let of_cluster: Vec<_> = of_cluster.collect();
+            let total: u64 = of_cluster.iter().map(|(.., (lo, hi))| hi.saturating_sub(*lo)).sum();
             let parts = total.div_ceil(CHUNK).max(1);
             for part in 1..=parts {
                 // The first one takes along what lies before the work.
                 let mut step = std::mem::take(&mut self.pending);
                 let mut progress = Vec::with_capacity(cluster.len());
-                for (origin, (lo, hi)) in of_cluster() {
-                    let pitch = pitch(work, origin);
+                for &(origin, takers, pitch, (lo, hi)) in &of_cluster {
                     let at = |part: u64| {
                         let whole = u128::from(hi - lo) * u128::from(part) / u128::from(parts);
                         let whole = u64::try_from(whole).unwrap_or(hi - lo);
                         // Whole rows, so that no row is cut in two.
                         if part == parts { hi } else { lo + whole / pitch * pitch }
                     };
-                    tiles(at(part - 1), at(part), pitch, |range| add(&mut step, work, origin, range));
+                    add(&mut step, origin, takers, tile(pitch), (at(part - 1), at(part)));
                     progress.push(at(part));
                 }
                 let last = part == parts && number + 1 == clusters.len();
@@ -130,45 +133,58 @@ fn spans(work: &Work) -> Vec<(u64, u64)> {
     spans
 }
 
-/// Adds what the streams take of an origin's bytes in `range` to a step.
-fn add(step: &mut Step, work: &Work, origin: usize, range: (u64, u64)) {
-    let Some(at) = work.origins.get(origin) else { return };
-    let (mut first, mut last) = (u64::MAX, 0u64);
-    let before = step.copies.len();
+/// What the streams take of each origin: every gather with its stream.
+fn takers(work: &Work) -> Vec<Vec<(u32, Gather)>> {
+    let mut takers = vec![Vec::new(); work.origins.len()];
     for intake in &work.intakes {
-        for g in intake.gathers.iter().filter(|g| g.source as usize == origin) {
-            g.within(range.0, range.1, |part| {
-                first = first.min(part.from);
-                last = last.max(part.from_end().unwrap_or(u64::MAX));
-                step.copies.push(Copy { stream: intake.stream, gather: part });
-            });
+        for g in &intake.gathers {
+            if let Some(own) = takers.get_mut(g.source as usize) {
+                own.push((intake.stream, *g));
+            }
         }
+    }
+    takers
+}
+
+/// Adds what the streams take of an origin's bytes in `lo..hi` to a step: one read, from the first byte that any of them
+/// takes to the last, and the copies out of it in the order of tiles of `tile` bytes.
+fn add(step: &mut Step, at: Origin, takers: &[(u32, Gather)], tile: u64, (lo, hi): (u64, u64)) {
+    let (mut first, mut last) = (u64::MAX, 0u64);
+    // Only these are asked again for each tile: an origin of many experts has thousands of gathers.
+    let mut here = Vec::new();
+    for (stream, g) in takers {
+        g.within(lo, hi, |part| {
+            first = first.min(part.from);
+            last = last.max(part.from_end().unwrap_or(u64::MAX));
+            here.push((*stream, part));
+        });
     }
     if first >= last {
         return;
     }
     let buffer = step.read(at.file, at.offset.saturating_add(first), last - first);
-    for copy in step.copies.iter_mut().skip(before) {
-        copy.gather.from = copy.gather.from - first + buffer;
+    let mut from = lo;
+    while from < hi {
+        let to = from.saturating_add(tile).min(hi);
+        for (stream, part) in &here {
+            part.within(from, to, |cut| {
+                let gather = Gather { from: cut.from - first + buffer, ..cut };
+                step.copies.push(Copy { stream: *stream, gather });
+            });
+        }
+        from = to;
     }
 }
 
-/// Hands out `from..to`: in tiles of whole rows of `pitch` bytes, or at once where there are no rows.
-fn tiles(from: u64, to: u64, pitch: u64, mut take: impl FnMut((u64, u64))) {
-    let tile = if pitch > 1 { (TILE / pitch).max(1).saturating_mul(pitch) } else { u64::MAX };
-    let mut at = from;
-    while at < to {
-        let end = at.saturating_add(tile).min(to);
-        take((at, end));
-        at = end;
-    }
+/// Bytes of a tile of whole rows of `pitch` bytes; without rows all is one.
+fn tile(pitch: u64) -> u64 {
+    if pitch > 1 { (TILE / pitch).max(1).saturating_mul(pitch) } else { u64::MAX }
 }
 
 /// What a large origin's cuts should be a multiple of, so that rows stay whole.
-fn pitch(work: &Work, origin: usize) -> u64 {
-    let gathers = work.intakes.iter().flat_map(|i| &i.gathers);
-    let of_rows = gathers.filter(|g| g.source as usize == origin && g.count > 1 && g.from_step <= CHUNK);
-    of_rows.map(|g| g.from_step).max().unwrap_or(1).max(1)
+fn pitch(takers: &[(u32, Gather)]) -> u64 {
+    let of_rows = takers.iter().filter(|(_, g)| g.count > 1 && g.from_step <= CHUNK);
+    of_rows.map(|(_, g)| g.from_step).max().unwrap_or(1).max(1)
 }
 
 /// Origins that interleave in some stream are one cluster, and every other is its own.
@@ -250,7 +266,6 @@ impl Frontier {
 
 #[cfg(test)]
 mod tests {
-    use super::super::step::Origin;
     use super::*;
     use crate::gather::tests::bytes_of;
     use proptest::prelude::*;
@@ -327,6 +342,41 @@ mod tests {
             for (stream, to) in &step.filled {
                 let later = found.iter().skip(i + 1).flat_map(|s| &s.copies).filter(|c| c.stream == *stream);
                 later.for_each(|c| assert!(c.gather.at >= *to, "{c:?} after {to}"));
+            }
+        }
+    }
+
+    #[test]
+    fn half_of_the_columns_are_one_read_a_step() {
+        // Rows of 8 KiB of which the only stream takes the second half, of two origins whose halves meet.
+        const W: u64 = 8 << 10;
+        let half = |source: u32| Gather {
+            source,
+            from: W / 2,
+            at: u64::from(source) * W / 2,
+            run: W / 2,
+            count: 1000,
+            from_step: W,
+            at_step: W,
+        };
+        let work = |sources: Range<u32>| Work {
+            origins: sources.clone().map(|file| Origin { file, offset: 5 }).collect(),
+            intakes: vec![Intake {
+                stream: 0,
+                start: 0,
+                end: 1000 * W,
+                holes: vec![],
+                gathers: sources.map(half).collect(),
+            }],
+        };
+        for origins in 1..=2u32 {
+            let found = steps(&[work(0..origins)]);
+            let of_copies = |s: &Step| s.copies.iter().map(|c| c.gather.bytes()).sum::<u64>();
+            assert_eq!(found.iter().map(of_copies).sum::<u64>(), u64::from(origins) * 1000 * W / 2);
+            assert!(found.len() >= 8);
+            for step in &found {
+                assert_eq!(step.reads.len(), origins as usize, "{:?}", step.reads);
+                assert!(step.bytes <= CHUNK, "{}", step.bytes);
             }
         }
     }

@@ -11,5 +11,5 @@ mod pipeline;
 mod step;
 
 pub(crate) use open::Sink;
-pub(crate) use pipeline::{Job, memory, run};
+pub(crate) use pipeline::{Job, memory, run, writers};
 pub(crate) use step::{Intake, Origin, Work};

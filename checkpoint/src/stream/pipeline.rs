@@ -14,8 +14,11 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes that open pieces may take together.
 const OPEN: u64 = 160 << 20;
 
-/// More readers or writers than this do not make a disk faster.
-const MOST: usize = 8;
+/// More readers than this do not make a disk faster.
+const READERS: usize = 8;
+
+/// More writers than this do not either, while half of them hash.
+const WRITERS: usize = 16;
 
 /// Steps on their way to a reader and back.
 const STEPS: usize = 4;
@@ -34,7 +37,7 @@ pub(crate) struct Job<'j> {
     pub(crate) progress: &'j dyn Progress,
     /// Bytes in all, for the progress.
     pub(crate) total: u64,
-    /// Readers; there are twice as many writers.
+    /// Readers, of which at most 8 are started; [`writers`] says how many writers there are beside them.
     pub(crate) threads: usize,
 }
 
@@ -45,6 +48,12 @@ pub(crate) fn memory(streams: usize) -> u64 {
     let fits = OPEN / 2 / (streams.max(1) as u64);
     let power = if fits > 0 { 1u64 << fits.ilog2() } else { 0 };
     power.clamp(64 << 10, 4 << 20)
+}
+
+/// Writers for so many readers: twice as many, at most 16. Streams that are filled alike have their pieces ready all at
+/// once; while some writers hash, others must be there to keep the disk busy.
+pub(crate) fn writers(threads: usize) -> usize {
+    threads.clamp(1, READERS).saturating_mul(2).min(WRITERS)
 }
 
 /// A step and the buffer it is read into.
@@ -61,10 +70,7 @@ pub(crate) fn run(
     job: &Job<'_>,
     produce: impl FnOnce(&mut dyn FnMut(&Work) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
-    let threads = job.threads.clamp(1, MOST);
-    // Streams that are filled alike have their pieces ready all at once. While some writers hash, others must be there to
-    // keep the disk busy.
-    let writers = threads.saturating_mul(2).min(MOST);
+    let (threads, writers) = (job.threads.clamp(1, READERS), writers(job.threads));
     let failed = Mutex::new(None::<Error>);
     let result = std::thread::scope(|scope| -> Result<()> {
         let spawn = |e: std::io::Error| Error::io("spawn", job.what, &e);

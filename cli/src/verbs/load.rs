@@ -1,6 +1,6 @@
 //! `flashboot load`.
 
-use super::{Reading, layout::LayoutArgs, service::SeatArgs};
+use super::{Reading, agent::Which, layout::LayoutArgs, service::SeatArgs};
 use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
 use clap::{ArgGroup, Args};
 use flashboot::{
@@ -66,6 +66,17 @@ pub(crate) struct LoadArgs {
     /// Log where the machine's memory is, before and after
     #[arg(long)]
     memlog: bool,
+    /// How an arena is used that the node agent holds: shared (where it is, read-only) or private (a copy) [default: shared]
+    #[arg(long, value_parser = ["shared", "private"])]
+    attach: Option<String>,
+    /// Copy what the node agent has staged by itself, and not have the agent push it
+    #[arg(long)]
+    no_push: bool,
+    /// What the node agent gives up for this load's memory has a lower one, or the same and is not held [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    priority: Option<i32>,
+    #[command(flatten)]
+    agent: Which,
     #[command(flatten)]
     layout: LayoutArgs,
     #[command(flatten)]
@@ -77,6 +88,10 @@ pub(crate) struct LoadArgs {
 impl LoadArgs {
     pub(super) fn overrides(&self, into: &mut Overrides) {
         self.seat.overrides(into);
+        self.agent.overrides(into);
+        into.set("load.attach", "--attach", self.attach.clone());
+        into.set("load.push", "--no-push", self.no_push.then_some(false));
+        into.set("load.priority", "--priority", self.priority);
         self.reading.overrides(into);
         let sources: Vec<String> = self.sources.iter().map(ToString::to_string).collect();
         into.set("load.sources", "--sources", (!sources.is_empty()).then_some(sources));

@@ -1,6 +1,7 @@
 //! The verbs, one file each: arguments, what to call, what to print.
 
 pub(crate) mod advise;
+pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;
@@ -45,6 +46,11 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Inspect(args) => args.reading.overrides(&mut overrides),
         Verb::Diff(args) => args.reading.overrides(&mut overrides),
         Verb::Load(args) => args.overrides(&mut overrides),
+        Verb::Agent(args) => args.overrides(&mut overrides),
+        Verb::Stage(args) => args.overrides(&mut overrides),
+        Verb::Hold(args) => args.overrides(&mut overrides),
+        Verb::Evict(args) => args.overrides(&mut overrides),
+        Verb::Ls(args) => args.overrides(&mut overrides),
         Verb::Replicate(args) => args.overrides(&mut overrides),
         Verb::Rendezvous(args) => args.overrides(&mut overrides),
         Verb::Seed(args) => args.overrides(&mut overrides),
@@ -70,6 +76,11 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => verify::run(&args, output),
         Verb::Diff(args) => diff::run(&args, config, output),
         Verb::Load(args) => load::run(&args, config, output),
+        Verb::Agent(args) => agent::serve::run(&args, config, output),
+        Verb::Stage(args) => agent::keep::stage(&args, config, output),
+        Verb::Hold(args) => agent::keep::hold(&args, config, output),
+        Verb::Evict(args) => agent::evict::run(&args, config, output),
+        Verb::Ls(args) => agent::ls::run(&args, config, output),
         Verb::Replicate(args) => replicate::run(&args, config, output),
         Verb::Rendezvous(args) => service::rendezvous::run(&args, config, output),
         Verb::Seed(args) => service::seed::run(&args, config, output),

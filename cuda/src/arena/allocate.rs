@@ -41,6 +41,13 @@ impl Default for CudaArenaConfig {
     }
 }
 
+impl CudaArenaConfig {
+    /// Bytes of one of the two halves of the bounce memory.
+    pub(super) fn half(&self) -> usize {
+        (self.bounce / 2).clamp(4 << 10, 512 << 20).next_power_of_two()
+    }
+}
+
 /// Something wanted that the arena does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {

@@ -404,3 +404,85 @@ fn a_hop_whose_words_are_elsewhere_asks_the_gpu_for_none() {
         assert_eq!(mover.observe(ShardId(5), 0, Duration::ZERO).await.unwrap_err().kind(), Kind::Invalid);
     });
 }
+
+#[test]
+fn an_attached_arena_shows_its_owners_bytes_and_is_not_written() {
+    let fake = Fake::new();
+    let context = fake.context();
+    let payload = 5 * BLOCK + 100;
+    let source = arena(&context, payload);
+    let fd = source.export_fd().unwrap();
+    let attach = |locator: &Locator| CudaArena::attach(&context, fd.as_fd(), locator, Attach::Read, None);
+    assert_eq!(attach(&locator(&source)).unwrap_err().kind(), Kind::StaleGeneration, "nothing is there yet");
+    source.copy_in(0, &pattern(payload, 1)).unwrap();
+    source.begin(Generation::from_random(GENERATION));
+    source.publish(ShardId(0), payload).unwrap();
+    let elsewhere = Locator {
+        location: Location::Gpu { boot_id: "here".into(), uuid: "GPU-another".into() },
+        ..locator(&source)
+    };
+    assert_eq!(attach(&elsewhere).unwrap_err().kind(), Kind::Mismatch);
+    let longer = Locator { payload: payload + 1, ..locator(&source) };
+    assert_eq!(attach(&longer).unwrap_err().kind(), Kind::Mismatch);
+    let kept = Arc::new(());
+    let attached = CudaArena::attach(
+        &context,
+        fd.as_fd(),
+        &locator(&source),
+        Attach::Read,
+        Some(Arc::<()>::clone(&kept) as _),
+    )
+    .unwrap();
+    let mut found = vec![0; payload as usize];
+    attached.copy_out(0, &mut found).unwrap();
+    assert!(found == pattern(payload, 1));
+    let whole = ByteRange::new(0, payload);
+    assert_eq!(attached.digests(whole, BLOCK).unwrap(), expected(&found, BLOCK));
+    let seen = attached.observe(ShardId(0));
+    assert_eq!((seen.generation, seen.progress), (Some(Generation::from_random(GENERATION)), payload));
+    let private = arena(&context, payload);
+    private.copy_from(&attached, ByteRange::new(0, BLOCK)).unwrap();
+    private.copy_from(&attached, ByteRange::new(BLOCK, payload)).unwrap();
+    assert_eq!(private.digests(whole, BLOCK).unwrap(), expected(&found, BLOCK));
+    assert_eq!(attached.copy_from(&private, whole).unwrap_err().kind(), Kind::Permission);
+    assert_eq!(
+        private.copy_from(&attached, ByteRange::new(0, payload + 1)).unwrap_err().kind(),
+        Kind::Invalid
+    );
+    drop(private);
+    attached.retire();
+    attached.begin(Generation::from_random(1));
+    assert_eq!(source.observe(ShardId(0)).generation, Some(Generation::from_random(GENERATION)));
+    let dyn_arena: Arc<dyn Arena> = Arc::<CudaArena>::clone(&attached);
+    for refused in [
+        dyn_arena.copy_in(0, &[1]),
+        dyn_arena.fill(ByteRange::new(0, 1), 1),
+        dyn_arena.publish(ShardId(0), payload),
+        attached.own(ByteRange::new(0, 1)).map(drop),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), Kind::Permission);
+    }
+    assert!(attached.export_fd().is_err(), "it is its owner's to export");
+    assert_eq!(Arc::strong_count(&kept), 2);
+    drop((dyn_arena, attached));
+    assert_eq!(Arc::strong_count(&kept), 1);
+    drop((source, context));
+    assert_eq!(fake.leaks(), Vec::<String>::new());
+}
+
+#[test]
+fn an_arena_attached_to_be_filled_is_filled_for_its_owner() {
+    let fake = Fake::new();
+    let context = fake.context();
+    let payload = 3 * BLOCK;
+    let owner = arena(&context, payload);
+    let fd = owner.export_fd().unwrap();
+    let filler = CudaArena::attach(&context, fd.as_fd(), &locator(&owner), Attach::Write, None).unwrap();
+    filler.copy_in(0, &pattern(payload, 9)).unwrap();
+    assert_eq!(filler.publish(ShardId(0), payload).unwrap_err().kind(), Kind::Permission);
+    let mut found = vec![0; payload as usize];
+    owner.copy_out(0, &mut found).unwrap();
+    assert!(found == pattern(payload, 9));
+    drop((filler, owner, context));
+    assert_eq!(fake.leaks(), Vec::<String>::new());
+}

@@ -8,9 +8,9 @@ use super::{
     result::{Done, Measured, Repeat, SetUp},
 };
 use crate::{
+    ErrorWire,
     replicate::{Clock, RUN_PREFIX, Workers, listen, spawn, who},
     scratch::Scratch,
-    wire::ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, schedule::Rank};
 use flashboot_rendezvous::{Board as _, BoardServer, LocalBoard};

@@ -6,9 +6,9 @@ use super::{
     result::{Copied, Done, GpuLimits, SetUp},
 };
 use crate::{
+    ErrorWire,
     registry::{Endpoints, Registry, Settings},
     replicate::{Clock, WorkerArgs, die_with_parent, host_arena},
-    wire::ErrorWire,
 };
 use async_trait::async_trait;
 use flashboot_core::{
@@ -454,5 +454,9 @@ impl Mover for Shared {
 
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         self.0.start(pull)
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.0.remarks()
     }
 }

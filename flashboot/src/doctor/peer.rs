@@ -10,7 +10,6 @@ use crate::{
     registry::{Endpoints, PassedOver, Registry, Settings},
     scratch::Scratch,
 };
-use flashboot_backend_rdma::RdmaMover;
 use flashboot_channel::{Channel, Dial, Endpoint, Host, Listen, Listener, Liveness, Purpose, Security, dial};
 use flashboot_core::{
     Arena, ArenaSpec, ByteRange, ByteSize, Error, Export, Generation, Kind, Locator, Mover, Pull, Result,
@@ -19,7 +18,6 @@ use flashboot_core::{
 use flashboot_memory::{HostArena, HostArenaConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
-    any::Any,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
@@ -330,9 +328,7 @@ impl Bench {
         let latency = took.get(READS / 2).copied().unwrap_or_default();
         // The faster of two: the first maps what was not yet touched.
         let whole = self.pull(mover, PAYLOAD).await?.min(self.pull(mover, PAYLOAD).await?);
-        let any: &dyn Any = mover;
-        let remarks = any.downcast_ref::<RdmaMover>().map_or_else(Vec::new, |rdma| rdma.remarks().to_vec());
-        Ok((latency, PAYLOAD as f64 / whole.as_secs_f64().max(1e-9), remarks))
+        Ok((latency, PAYLOAD as f64 / whole.as_secs_f64().max(1e-9), mover.remarks()))
     }
 
     /// Reads the first `len` bytes and compares them.

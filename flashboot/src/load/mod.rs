@@ -12,6 +12,7 @@ pub use report::Loaded;
 pub use request::{FromCheckpoint, FromObject, FromPeer, Request};
 
 use crate::{
+    agent,
     config::{Config, Devices, ReadEngine},
     replicate::{resolve_devices, threads, untouched_arena},
     service,
@@ -30,7 +31,8 @@ use flashboot_loader::{
     },
 };
 use peer::PeerSource;
-use request::{coordinate, rank_of};
+use request::coordinate;
+pub(crate) use request::rank_of;
 use std::{path::PathBuf, sync::Arc, time::Instant};
 use tokio::runtime::Handle;
 
@@ -78,7 +80,7 @@ pub async fn place(request: Request, progress: Progress) -> Result<Placed> {
     let work = move || {
         let context = device.as_ref().map(Context::open).transpose()?;
         let began = Instant::now();
-        let named = sources(&request, manifest, &runtime)?;
+        let named = sources(&request, manifest, context.as_ref(), &runtime)?;
         run(&request, named, context, began, &progress)
     };
     let done = tokio::task::spawn_blocking(work).await;
@@ -196,7 +198,7 @@ fn io_config(config: &Config) -> IoConfig {
     IoConfig { engine, direct: config.load.direct, ..IoConfig::default() }
 }
 
-fn fill_config(config: &Config) -> Result<FillConfig> {
+pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
     let io = io_config(config);
     let fill = FillConfig::new(&io)?;
     Ok(FillConfig {
@@ -219,6 +221,7 @@ struct Named {
 fn sources(
     request: &Request,
     manifest: Option<flashboot_checkpoint::Manifest>,
+    context: Option<&Context>,
     runtime: &Handle,
 ) -> Result<Named> {
     let config = &request.config;
@@ -326,6 +329,11 @@ fn sources(
         let detail = format!("{found} was found, {} is wanted", request.id.as_deref().unwrap_or_default());
         return Err(Error::new(Kind::Mismatch, "load", detail));
     }
+    // The agent keeps images: for a checkpoint there is nothing to ask it.
+    if wanted.image.is_some() {
+        let kept = agent::of_load(config, context).into_iter();
+        made.extend(kept.map(|source| (source.kind(), Known::Plain(source))));
+    }
     let order = |kind: &SourceKind| config.load.sources.iter().position(|wanted| wanted == kind);
     made.retain(|(kind, _)| order(kind).is_some());
     made.sort_by_key(|(kind, _)| order(kind));
@@ -344,11 +352,22 @@ fn run(
     let config = &request.config;
     let memory = config.memory;
     let spec = ArenaSpec { payload: wanted.payload, shards: 1 };
-    let make = move || match &context {
+    let place = context
+        .as_ref()
+        .map_or(agent::Place::Host, |context| agent::Place::Gpu(context.device().uuid().to_owned()));
+    let arena = move || match &context {
         Some(context) => {
             Ok(CudaArena::create_in(context, spec, &CudaArenaConfig::default())?.0 as Arc<dyn Arena>)
         }
         None => untouched_arena(spec, memory),
+    };
+    let yields = config.clone();
+    let make = move || match arena() {
+        // What the agent keeps may matter less.
+        Err(e) if e.kind() == Kind::Exhausted && agent::make_room(&yields, &place, spec.payload) => {
+            arena().map_err(|_| e)
+        }
+        made => made,
     };
     let load = Load::new(wanted, fill_config(config)?, make);
     let sources: Vec<_> = known.iter().map(Known::source).collect();

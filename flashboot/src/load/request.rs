@@ -60,7 +60,7 @@ pub struct FromPeer {
 }
 
 /// The rank image called so, or the only one.
-pub(super) fn rank_of(image: &Image, name: Option<&str>) -> Result<RankImage> {
+pub(crate) fn rank_of(image: &Image, name: Option<&str>) -> Result<RankImage> {
     let found = match (name, image.ranks()) {
         (None, [only]) => Some(only),
         (None, _) => None,

@@ -1,6 +1,7 @@
 //! The numbers, as Prometheus reads them. Counters count since the process began; seconds and bytes are the units.
 
 use super::View;
+use crate::agent::{State, Status as Kept};
 use flashboot_rendezvous::{
     Footing,
     protocol::{Role, Status},
@@ -25,6 +26,9 @@ pub(super) fn text(view: &View) -> Result<String, fmt::Error> {
     members(&mut registry, view);
     if let Some(status) = &view.service {
         service(&mut registry, status);
+    }
+    if let Some(status) = &view.agent {
+        agent(&mut registry, status);
     }
     let mut text = String::new();
     encode(&mut text, &registry)?;
@@ -182,4 +186,57 @@ fn service(registry: &mut Registry, status: &Status) {
     let help = "Members of which readers found wrong bytes";
     gauge(registry, "accused_members", help, None, accused as f64);
     gauge(registry, "doubted_members", "Members that were reported lost of late", None, doubted as f64);
+}
+
+/// Of the node agent in this process: sums, so that a hundred images are as few lines.
+fn agent(registry: &mut Registry, kept: &Kept) {
+    let state = |state: &str, held: bool| {
+        let held = if held { "held" } else { "staged" };
+        vec![("state", state.to_owned()), ("as", held.to_owned())]
+    };
+    let states = [("waiting", State::Waiting), ("filling", State::Filling), ("ready", State::Ready)];
+    let of = || states.iter().flat_map(|(name, wanted)| [(*name, *wanted, true), (*name, *wanted, false)]);
+    let entries = |wanted: State, held: bool| {
+        let entries = kept.entries.iter().map(|listed| &listed.entry);
+        entries.filter(move |entry| entry.state == wanted && entry.held == held)
+    };
+    gauges(
+        registry,
+        "agent_arenas",
+        "Arenas that the agent keeps",
+        of().map(|(name, wanted, held)| (state(name, held), entries(wanted, held).count() as f64)),
+    );
+    gauges(
+        registry,
+        "agent_arena_bytes",
+        "Bytes of them, in host and GPU memory",
+        of().map(|(name, wanted, held)| {
+            (state(name, held), entries(wanted, held).map(|entry| entry.bytes as f64).sum())
+        }),
+    );
+    let attached: u64 = kept.entries.iter().map(|listed| listed.entry.attached).sum();
+    gauge(registry, "agent_attached", "Processes that have something attached", None, attached as f64);
+    for (name, help, value) in [
+        ("agent_limit_bytes", "The most bytes of host memory that the agent keeps", kept.limit),
+        ("agent_used_bytes", "Bytes of host memory that it keeps", kept.used),
+        ("agent_pinned_bytes", "Bytes of host memory that are pinned for pushes", kept.pinned),
+    ] {
+        gauge(registry, name, help, None, value as f64);
+    }
+    let counts = kept.counts;
+    counted(
+        registry,
+        "agent_events",
+        "What happened to arenas of the agent",
+        [
+            ("staged", counts.staged),
+            ("held", counts.held),
+            ("attached", counts.attached),
+            ("evicted", counts.evicted),
+            ("failed", counts.failed),
+            ("refused", counts.refused),
+        ]
+        .into_iter()
+        .map(|(event, count)| (vec![("event", event.to_owned())], count)),
+    );
 }

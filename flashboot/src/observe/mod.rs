@@ -2,7 +2,7 @@
 //!
 //! [`Observed`] is what the process knows of itself; whoever does the work tells it, and nothing waits for it. [`serve`]
 //! shows it by HTTP where `http.listen` says so. *Ready* is said of a data plane that is verified: every member of the process holds all of its
-//! content, every block of it compared, and serves it, and stands registered; a service is ready once it listens, or stands by.
+//! content, every block of it compared, and serves it, and stands registered; a service and a node agent are ready once they listen, or stand by.
 //!
 //! One file each: the numbers ([`metrics`](self)), the endpoint ([`http`](self)).
 //!
@@ -13,6 +13,7 @@ mod metrics;
 
 pub use http::{Http, Showing, serve};
 
+use crate::agent;
 use flashboot_core::Error;
 use flashboot_rendezvous::{
     Footing, Pulse,
@@ -34,6 +35,9 @@ const LONGEST_LABEL: usize = 120;
 /// Asks a service in this process who holds what; `None` while it does not serve.
 type Ask = Box<dyn Fn() -> Option<Status> + Send + Sync>;
 
+/// Asks the agent in this process what it keeps; `None` once it is ending.
+type AskAgent = Arc<dyn Fn() -> Option<agent::Status> + Send + Sync>;
+
 /// What a process shows of itself. Cloning shares it.
 #[derive(Clone, Default)]
 pub struct Observed(Arc<Mutex<Inner>>);
@@ -50,6 +54,7 @@ struct Inner {
     members: BTreeMap<u64, Member>,
     totals: Totals,
     service: Option<Ask>,
+    agent: Option<AskAgent>,
 }
 
 /// Counted since the process began.
@@ -142,6 +147,9 @@ struct View {
     members: Vec<MemberView>,
     /// Of the service in this process, where there is one that serves.
     service: Option<Status>,
+    /// Of the node agent in this process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<agent::Status>,
     #[serde(skip)]
     totals: Totals,
 }
@@ -175,6 +183,11 @@ impl Observed {
         self.lock().service = Some(Box::new(ask));
     }
 
+    /// A node agent is in this process, and `ask` tells what it keeps.
+    pub(crate) fn agent(&self, ask: impl Fn() -> Option<agent::Status> + Send + Sync + 'static) {
+        self.lock().agent = Some(Arc::new(ask));
+    }
+
     /// Whether everything of this process is verified, registered, and serves.
     pub fn ready(&self) -> bool {
         self.lacking().is_none()
@@ -183,7 +196,7 @@ impl Observed {
     /// In a word, what is not as it has to be for this process to be ready.
     fn lacking(&self) -> Option<&'static str> {
         let inner = self.lock();
-        if inner.service.is_none() && inner.members.is_empty() {
+        if inner.service.is_none() && inner.agent.is_none() && inner.members.is_empty() {
             return Some("starting");
         }
         inner.members.values().find_map(Member::lacking)
@@ -216,6 +229,7 @@ impl Observed {
             ready,
             members: members.collect(),
             service: inner.service.as_ref().and_then(|ask| ask()),
+            agent: inner.agent.as_ref().and_then(|ask| ask()),
             totals: inner.totals.clone(),
         }
     }

@@ -34,6 +34,10 @@ impl Mover for LetGo {
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         self.inner()?.start(pull)
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.0.as_deref().map(Mover::remarks).unwrap_or_default()
+    }
 }
 
 impl Drop for LetGo {

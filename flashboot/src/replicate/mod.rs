@@ -28,7 +28,7 @@ pub(crate) use let_go::LetGo;
 pub(crate) use load::{fill, fill_range, threads};
 pub(crate) use parent::host_room;
 pub(crate) use process::{listen, spawn};
-pub(crate) use worker::{die, die_with_parent, host_arena, untouched_arena};
+pub(crate) use worker::{arena_config, die, die_with_parent, host_arena, untouched_arena};
 
 use crate::{
     config::{Choice, Chunk, Devices, Memory, Replicate},

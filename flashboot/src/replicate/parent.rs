@@ -13,10 +13,10 @@ use super::{
     worker::secured,
 };
 use crate::{
+    ErrorWire,
     config::{Memory, Pages},
     scratch::Scratch,
     service,
-    wire::ErrorWire,
 };
 use flashboot_core::{Error, Kind, Result, Retry, schedule::Rank};
 use flashboot_memory::{budget, pages::HugePages};

@@ -6,9 +6,9 @@ use super::{
     load,
 };
 use crate::{
+    ErrorWire,
     registry::Endpoints,
     service::{Held, Hop, Labels, Members, peer, stall},
-    wire::ErrorWire,
 };
 use flashboot_core::{Arena, Error, Kind, Result, ShardId, replica::Policy, schedule::Rank};
 use flashboot_driver::{Limits, Observer, Step, replicate};

@@ -8,10 +8,10 @@ use super::{
     rank::{self, Seat},
 };
 use crate::{
+    ErrorWire,
     config::{Memory, Pages},
     registry::{Registry, Settings},
     service,
-    wire::ErrorWire,
 };
 use flashboot_channel::{Endpoint, Security, SecurityConfig};
 use flashboot_core::{Arena, ArenaSpec, Error, Kind, Result};
@@ -181,7 +181,7 @@ pub(crate) fn untouched_arena(spec: ArenaSpec, memory: Memory) -> Result<Arc<dyn
     Ok(HostArena::create(spec, &arena_config(memory, 0))?.0)
 }
 
-fn arena_config(memory: Memory, threads: usize) -> HostArenaConfig {
+pub(crate) fn arena_config(memory: Memory, threads: usize) -> HostArenaConfig {
     HostArenaConfig {
         pages: match memory.pages {
             Pages::Auto => PageKind::Auto,

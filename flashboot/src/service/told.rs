@@ -43,6 +43,10 @@ impl Mover for Told {
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         self.0.start(pull)
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.0.remarks()
+    }
 }
 
 #[cfg(test)]

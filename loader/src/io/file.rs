@@ -74,6 +74,11 @@ impl SourceFile {
         Ok(Self { path: path.into(), buffered, direct, identity })
     }
 
+    /// The same, called `path` from here on: for a file that came as a descriptor.
+    pub fn called(self, path: PathBuf) -> Self {
+        Self { path, ..self }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

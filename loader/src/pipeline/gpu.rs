@@ -130,8 +130,11 @@ impl Worker<'_> {
     }
 }
 
-/// Compares what landed in `unit`, on the GPU.
-pub(super) fn verify(filling: &Filling, arena: &CudaArena, unit: ByteRange) -> Result<()> {
+/// Compares what landed in `unit`, whole blocks, on the GPU, and marks it.
+///
+/// # Errors
+/// [`Kind::Corrupt`](flashboot_core::Kind::Corrupt) naming the first block that is wrong; the driver's.
+pub fn verify(filling: &Filling, arena: &CudaArena, unit: ByteRange) -> Result<()> {
     if filling.digests().is_none() {
         return filling.written(unit);
     }

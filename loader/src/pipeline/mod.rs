@@ -14,8 +14,9 @@ mod push;
 mod workers;
 
 pub use filling::Filling;
+pub use gpu::verify as verify_landed;
 pub use phases::{Phase, Phases, PhasesMs};
-pub use push::push;
+pub use push::{Pins, push, push_pinned};
 
 use crate::{
     budget::Budget,

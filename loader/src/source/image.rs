@@ -3,7 +3,7 @@
 use super::{Delivered, Load, Source, SourceKind};
 use crate::{
     io::{Each, Lane, SourceFile},
-    pipeline::{Producer, fill},
+    pipeline::{FillConfig, Filling, Phases, Producer, fill},
 };
 use flashboot_core::{ByteRange, Digests, Error, Kind, Result};
 use std::path::{Path, PathBuf};
@@ -42,12 +42,23 @@ impl Source for ImageSource {
 
     fn deliver(&self, load: &Load) -> Result<Delivered> {
         let file = open(self, load)?;
-        let fill = fill(load.filling()?, &FileProducer(&file), load.config(), load.phases());
-        // A file that changed explains what went wrong better than a digest does.
-        match fill {
-            Err(e) if e.kind() == Kind::Corrupt => file.unchanged().and(Err(explained(&self.path, &e))),
-            other => other.map(|_| Delivered::Filled),
-        }
+        fill_from(&file, &FileProducer(&file), load.filling()?, load.config(), load.phases())?;
+        Ok(Delivered::Filled)
+    }
+}
+
+/// Fills what is missing of `filling` from `file` by `producer`, and says of bytes that are wrong which file they are of.
+pub(crate) fn fill_from(
+    file: &SourceFile,
+    producer: &dyn Producer,
+    filling: &Filling,
+    config: &FillConfig,
+    phases: &Phases,
+) -> Result<u64> {
+    // A file that changed explains what went wrong better than a digest does.
+    match fill(filling, producer, config, phases) {
+        Err(e) if e.kind() == Kind::Corrupt => file.unchanged().and(Err(explained(file.path(), &e))),
+        other => other,
     }
 }
 

@@ -10,6 +10,7 @@ mod report;
 
 pub(crate) use checkpoint::open_as;
 pub use checkpoint::{CheckpointSource, PlanProducer};
+pub(crate) use image::fill_from;
 pub use image::{FileProducer, ImageSource};
 pub use object::{ObjectConfig, ObjectImage, ObjectSource};
 pub use report::{LoadReport, Skip, SourceKind, Used};

@@ -132,7 +132,7 @@ impl Service {
             })
             .collect();
         let bytes = self.groups.get(&member.group).map_or(0, |group| group.content.bytes);
-        choose(&member.said.place, &candidates, chain(bytes, self.rules.chain))
+        choose(&member.said.place, &candidates, chain(bytes, self.rules.least_chain))
     }
 
     /// Whether `id` waits in vain for who is there: of those that hold everything, and that it could read from, none is left that

@@ -24,7 +24,7 @@ const COMPLETE: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
     pub(super) readers: u32,
-    /// Of them, over its host's memory and over its NVLink port.
+    /// Of them, over its own memory and over its GPU's port.
     pub(super) local: u32,
     pub(super) nvlink: u32,
 }

@@ -70,9 +70,13 @@ pub fn crossed(a: &Place, b: &Place) -> Link {
 /// Chunks of this size are those of the largest images (the paper's); smaller images have smaller ones, so more of them.
 const CHUNK: u64 = 256 << 20;
 
-/// Members above a tail that cost as much as a second reader of a link, for a content of `bytes`: as many as it has chunks, at least `least`.
+/// Beyond this every member of a chain waits for too many others that may be slow or die.
+const MOST: u32 = 256;
+
+/// Members above a tail that cost as much as a second reader of a link, for a content of `bytes`: as many as it has chunks, at least `least`,
+/// and 256 at most unless `least` is more.
 pub fn chain(bytes: u64, least: u32) -> u32 {
-    u32::try_from(bytes / CHUNK).unwrap_or(u32::MAX).max(least)
+    u32::try_from(bytes / CHUNK).unwrap_or(u32::MAX).min(MOST).max(least)
 }
 
 /// One that might be read from.
@@ -173,7 +177,7 @@ mod tests {
     fn a_chain_is_long_when_it_has_as_many_members_as_the_content_has_chunks() {
         assert_eq!(chain(20 << 30, 16), 80);
         assert_eq!(chain(1 << 30, 16), 16);
-        assert_eq!(chain(u64::MAX, 16), u32::MAX);
+        assert_eq!((chain(u64::MAX, 16), chain(u64::MAX, 300)), (256, 300));
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub struct Rules {
     /// How long a member may be silent.
     pub lease: Duration,
     /// Members above a tail that cost as much as one reader of a link; more for large contents ([`chain`](super::chain)).
-    pub chain: u32,
+    pub least_chain: u32,
     /// The most members.
     pub members: usize,
     /// The most contents, and bytes of all their manifests.
@@ -24,12 +24,12 @@ pub struct Rules {
 }
 
 impl Default for Rules {
-    /// A lease of 10 s, chains of 16, 20,000 members, 1,024 contents with 1 GiB of manifests, 1 s of doubt, 3 losses
+    /// A lease of 10 s, chains of at least 16, 20,000 members, 1,024 contents with 1 GiB of manifests, 1 s of doubt, 3 losses
     /// in a minute.
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(10),
-            chain: 16,
+            least_chain: 16,
             members: 20_000,
             contents: 1024,
             manifest_bytes: 1 << 30,

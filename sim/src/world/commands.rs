@@ -117,7 +117,14 @@ impl<'p> World<'p> {
         if let Some(at) = self.costs.iter().position(|(known, _)| std::ptr::eq(*known, copy)) {
             return at;
         }
-        let seed = mix(self.scenario.seed, self.costs.len() as u64);
+        // By the kind of link, not by which was met first: that differs with who is simulated together.
+        let is = |link: Option<&Copy>| link.is_some_and(|link| std::ptr::eq(link, copy));
+        let kind = match (is(self.profile.nvlink.as_ref()), is(self.profile.local.as_ref())) {
+            (true, _) => 0,
+            (_, true) => 1,
+            _ => 2,
+        };
+        let seed = mix(self.scenario.seed, kind);
         self.costs.push((copy, Costs::new(copy.chunk_us * 1e3, copy.jitter_us * 1e3, seed)));
         self.costs.len() - 1
     }

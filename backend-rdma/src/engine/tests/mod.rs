@@ -11,7 +11,6 @@ use crate::{
     endpoint::purpose,
     exchange::RdmaExchange,
     held::Held,
-    mover::RdmaMover,
     rail::open_all,
     verbs::{Event, Status, fake::Fake},
 };

@@ -5,16 +5,12 @@ use super::*;
 #[test]
 fn a_reader_is_told_that_the_two_ends_send_with_different_traffic_classes() {
     let fake = Fake::new(&["seed", "a", "b"]);
-    let remarks = |world: &World| {
-        let any: &dyn std::any::Any = &*world.mover;
-        any.downcast_ref::<RdmaMover>().unwrap().remarks().to_vec()
-    };
     run(async {
         let alike = World::new(&fake, config(&["a"])).await.unwrap();
-        assert_eq!(remarks(&alike), [""; 0]);
+        assert_eq!(alike.mover.remarks(), [""; 0]);
         let other = RdmaConfig { traffic_class: 106, ..config(&["a", "b"]) };
         let other = World::new(&fake, other).await.unwrap();
-        let told = remarks(&other);
+        let told = other.mover.remarks();
         assert_eq!(told.len(), 2, "each device has its own: {told:?}");
         for (told, device) in told.iter().zip(["a port 1", "b port 1"]) {
             for word in [device, "class 106", "with 0", "rdma.traffic_class"] {
@@ -25,6 +21,22 @@ fn a_reader_is_told_that_the_two_ends_send_with_different_traffic_classes() {
         other.pull().await.unwrap();
         other.expect_payload();
     });
+}
+
+#[test]
+fn a_traffic_class_that_is_not_sent_is_not_remarked() {
+    // Within a subnet packets go by their LID; without one they carry the class, as on Ethernet.
+    for (lid, told) in [(7, 0), (0, 1)] {
+        let fake = Fake::new(&["seed", "a"]);
+        fake.on_infiniband(lid);
+        run(async {
+            let other = RdmaConfig { traffic_class: 106, ..config(&["a"]) };
+            let world = World::new(&fake, other).await.unwrap();
+            assert_eq!(world.mover.remarks().len(), told, "LID {lid}");
+            world.pull().await.unwrap();
+            world.expect_payload();
+        });
+    }
 }
 
 #[test]

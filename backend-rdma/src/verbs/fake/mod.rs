@@ -34,6 +34,8 @@ struct State {
     names: Vec<String>,
     down: Vec<String>,
     gids: Vec<Gid>,
+    /// The LID of every port, where they are InfiniBand's.
+    lid: Option<u16>,
     max_mr_size: u64,
     /// By call: calls that pass before each is refused with this errno.
     refuse: HashMap<&'static str, (usize, i32)>,
@@ -114,6 +116,13 @@ impl Fake {
 
     pub(crate) fn bring_down(&self, device: &str) {
         self.state().down.push(device.into());
+    }
+
+    /// Every port is InfiniBand's, with this LID.
+    pub(crate) fn on_infiniband(&self, lid: u16) {
+        let mut state = self.state();
+        state.lid = Some(lid);
+        state.gids.iter_mut().for_each(|gid| gid.kind = GidKind::Infiniband);
     }
 
     pub(crate) fn without_gids(&self) {
@@ -260,7 +269,8 @@ impl Verbs for Fake {
         s.check("ibv_query_port")?;
         let down = s.down.contains(&s.devices_of[&address_of(context)]);
         let state = if down { 1 } else { Port::ACTIVE };
-        Ok(Port { state, mtu: 5, gids: 16, max_msg: 1 << 31, lid: 0, link: LinkLayer::Ethernet })
+        let link = if s.lid.is_some() { LinkLayer::Infiniband } else { LinkLayer::Ethernet };
+        Ok(Port { state, mtu: 5, gids: 16, max_msg: 1 << 31, lid: s.lid.unwrap_or(0), link })
     }
     fn gids(&self, _: Handle, _: &str, _: u8, _: u32) -> Call<Vec<Gid>> {
         Ok(self.state().gids.clone())

@@ -145,6 +145,10 @@ impl Mover for Neighbour {
     fn start(&self, pull: Pull) -> Result<Box<dyn InFlight>> {
         if self.is_own(pull.range) { Ok(self.disk.start(pull.range)) } else { self.mover.start(pull) }
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.mover.remarks()
+    }
 }
 
 #[cfg(test)]

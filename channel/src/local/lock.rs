@@ -3,7 +3,7 @@
 //! A refused connection does not prove that an owner is dead (its backlog may be full, it may be about to
 //! listen); the kernel's lock does, since it ends with the process that holds it.
 
-use crate::error::failed;
+use super::failed;
 use flashboot_core::{Error, Kind, Result};
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open, stat},
@@ -20,12 +20,12 @@ use std::{
 const ATTEMPTS: u32 = 10;
 const BETWEEN: Duration = Duration::from_millis(5);
 
-/// How an owner's lock file begins; its process id follows. Other programs have `*.lock` files too.
+/// How an owner's lock file begins, whatever it serves; its process id follows. Other programs have `*.lock` files too.
 const MARK: &str = "flashboot-ipc ";
 
 /// The lock on `NAME.lock`, held until dropped; then both files are gone.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     // Closing it gives the lock back, after the files are removed.
     _held: OwnedFd,
     lock: PathBuf,
@@ -37,7 +37,7 @@ impl Lock {
     ///
     /// # Errors
     /// [`Kind::Busy`] when a living owner holds it, with its process id when known.
-    pub(crate) fn take(directory: &Path, name: &str) -> Result<Self> {
+    pub fn take(directory: &Path, name: &str) -> Result<Self> {
         let lock = directory.join(format!("{name}.lock"));
         let socket = directory.join(format!("{name}.sock"));
         for _ in 0..ATTEMPTS {
@@ -76,6 +76,11 @@ impl Lock {
             tracing::warn!(socket = %self.socket.display(), "cannot be removed: {e}");
         }
     }
+
+    /// The socket's path; nobody else binds it while this lives.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
 }
 
 impl Drop for Lock {
@@ -97,7 +102,7 @@ fn try_lock(file: &OwnedFd, path: &Path) -> Result<bool> {
 }
 
 /// Removes the sockets of dead owners. What cannot be removed is left for the next one.
-pub(crate) fn sweep(directory: &Path) {
+pub fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let lock = entry.path();

@@ -23,7 +23,7 @@ fn io(op: &'static str, e: &std::io::Error, path: &Path) -> Error {
 ///
 /// # Errors
 /// [`Kind::Permission`] when it is a symbolic link, no directory, another user's, or open to others.
-pub(crate) fn prepare(directory: &Path, shared: bool) -> Result<PathBuf> {
+pub fn prepare(directory: &Path, shared: bool) -> Result<PathBuf> {
     let path = std::path::absolute(directory).map_err(|e| io("open", &e, directory))?;
     let mode = if shared { 0o711 } else { 0o700 };
     match fs::symlink_metadata(&path) {
@@ -46,7 +46,10 @@ pub(crate) fn prepare(directory: &Path, shared: bool) -> Result<PathBuf> {
 }
 
 /// Whether the directory, if it is there, is one that [`prepare`] would take, or could be made.
-pub(crate) fn usable(directory: &Path) -> Result<()> {
+///
+/// # Errors
+/// As [`prepare`]; the system's own where it could not be made.
+pub fn usable(directory: &Path) -> Result<()> {
     match fs::symlink_metadata(directory) {
         Ok(_) => check(directory, false, 0o777),
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -97,8 +100,18 @@ fn check(path: &Path, shared: bool, mask: u32) -> Result<()> {
     Ok(())
 }
 
+/// `/run/user/UID/flashboot` where the system has `/run/user/UID`, `/tmp/flashboot-UID` elsewhere.
+pub fn usual() -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    let runtime = Path::new("/run/user").join(uid.to_string());
+    if runtime.is_dir() { runtime.join("flashboot") } else { PathBuf::from(format!("/tmp/flashboot-{uid}")) }
+}
+
 /// Checks that a socket can have this path; it must be text, since locators are.
-pub(crate) fn socket_path(path: &Path) -> Result<String> {
+///
+/// # Errors
+/// [`Kind::Invalid`] for a path that is too long or no text.
+pub fn socket_path(path: &Path) -> Result<String> {
     let Some(text) = path.to_str() else {
         return Err(Error::new(Kind::Invalid, "open", format!("{} is not UTF-8", path.display()))
             .with_remedy("choose a socket directory with a plain name"));

@@ -1,0 +1,156 @@
+//! What is asked of the agent of this host.
+
+use crate::{config::Config, load::rank_of, replicate::resolve_devices, service::blocking};
+use flashboot_checkpoint::{Image, Manifest};
+use flashboot_core::{Error, Kind, Result};
+use flashboot_cuda::Context;
+use flashboot_loader::{
+    agent::{
+        Client, ClientConfig, Entry, HeldSource, Key, Order, Place, SOCKET, ServeConfig, StagedSource,
+        Status, Target,
+    },
+    source::Source,
+};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+/// An image that the agent is to have in memory.
+#[derive(Debug, Clone)]
+pub struct KeepRequest {
+    /// The image's directory.
+    pub image: PathBuf,
+    /// Which rank image, by name; the only one, unless named.
+    pub rank: Option<String>,
+    /// Higher ones push lower ones out.
+    pub priority: i32,
+    /// Held, where `replicate.device` says: for how long nobody may use it before it goes, `None` for ever. Else it is staged in
+    /// host memory.
+    pub hold: Option<Option<Duration>>,
+    /// Come back once it is ready; else once it is admitted.
+    pub wait: bool,
+}
+
+/// Has the agent keep what `request` names; `each` hears of bytes that are verified, of how many. Needs a tokio runtime.
+///
+/// # Errors
+/// The image's own; the agent's refusals, such as [`Kind::Exhausted`] with sizes and limit.
+pub async fn keep(
+    config: &Config,
+    request: KeepRequest,
+    mut each: impl FnMut(u64, u64) + Send + 'static,
+) -> Result<Entry> {
+    let place = match request.hold {
+        None => Place::Host,
+        Some(_) => place(config).await?,
+    };
+    let agent = at(config);
+    blocking(move || {
+        let image = Image::open(&request.image)?;
+        let rank = rank_of(&image, request.rank.as_deref())?;
+        let order = Order {
+            key: Key { image: image.id().to_owned(), rank: rank.coordinate.to_string(), place },
+            manifest: Manifest::read(&image, &rank)?,
+            payload: rank.path,
+            priority: request.priority,
+            hold: request.hold,
+            wait: request.wait,
+        };
+        Client::dial(&agent)?.keep(&order, &mut each)
+    })
+    .await
+}
+
+/// Where `replicate.device` says that something is to be held.
+async fn place(config: &Config) -> Result<Place> {
+    let mut found = resolve_devices(&config.replicate.device, config.replicate.setup_timeout).await?;
+    if found.len() > 1 {
+        let detail = format!("{} GPUs, and one rank goes into one: say which", found.len());
+        return Err(Error::new(Kind::Invalid, "device", detail));
+    }
+    Ok(found.pop().map_or(Place::Host, |device| Place::Gpu(device.uuid().to_owned())))
+}
+
+/// Everything that the agent has.
+///
+/// # Errors
+/// [`Kind::Unavailable`] where none runs.
+pub async fn status(config: &Config) -> Result<Status> {
+    let agent = at(config);
+    blocking(move || Client::dial(&agent)?.status()).await
+}
+
+/// Has the agent give up what these name and nobody has attached: an image by its id or the beginning of it, a rank by its name.
+///
+/// # Errors
+/// [`Kind::Unavailable`] where it has nothing of that name, [`Kind::Invalid`] where the beginning is several images',
+/// [`Kind::Busy`] where all of it is attached.
+pub async fn evict(config: &Config, image: Option<String>, rank: Option<String>) -> Result<Vec<Entry>> {
+    let agent = at(config);
+    blocking(move || {
+        let client = Client::dial(&agent)?;
+        let image = image.map(|image| whole(&client.status()?, &image)).transpose()?;
+        client.evict(image.as_deref(), rank.as_deref(), None)
+    })
+    .await
+}
+
+/// The only image whose id begins so.
+fn whole(status: &Status, image: &str) -> Result<String> {
+    let mut found: Vec<_> = status.entries.iter().map(|listed| listed.entry.image.clone()).collect();
+    found.retain(|id| id.starts_with(image));
+    found.sort();
+    found.dedup();
+    match found.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(Error::new(Kind::Unavailable, "evict", format!("the agent has nothing of {image}"))),
+        several => {
+            let detail = format!("{image} begins {} images: {}", several.len(), several.join(", "));
+            Err(Error::new(Kind::Invalid, "evict", detail))
+        }
+    }
+}
+
+/// The agent of this host.
+fn at(config: &Config) -> ClientConfig {
+    let agent = &config.agent;
+    let directory = agent.directory.clone().unwrap_or_else(|| ServeConfig::default().directory);
+    ClientConfig {
+        socket: directory.join(format!("{SOCKET}.sock")),
+        allow_uids: agent.allow_uids.clone(),
+        allow_gids: agent.allow_gids.clone(),
+    }
+}
+
+/// Whether the agent, if there is one, has given something up for `payload` bytes at `place`.
+pub(crate) fn make_room(config: &Config, place: &Place, payload: u64) -> bool {
+    let agent = at(config);
+    if !agent.socket.exists() {
+        return false;
+    }
+    // A little more: a control block, a device's rounding.
+    let bytes = payload.saturating_add(4 << 20);
+    let gone = Client::dial(&agent).and_then(|client| client.room(place, bytes, config.load.priority));
+    match gone {
+        Ok(gone) => {
+            tracing::info!(%place, given_up = gone.len(), "the agent made room");
+            !gone.is_empty()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the agent makes no room");
+            false
+        }
+    }
+}
+
+/// The agent as sources of a load into `context`'s GPU, or into host memory; nothing where none was named and none is there.
+pub(crate) fn of_load(config: &Config, context: Option<&Context>) -> Vec<Arc<dyn Source>> {
+    let agent = at(config);
+    if config.agent.directory.is_none() && !agent.socket.exists() {
+        return Vec::new();
+    }
+    let target = context.map_or(Target::Host, |context| Target::Gpu(context.clone()));
+    let private = config.load.attach == crate::config::Attach::Private;
+    vec![
+        Arc::new(HeldSource::new(agent.clone(), target, private)),
+        Arc::new(StagedSource::new(agent, config.load.push)),
+    ]
+}
