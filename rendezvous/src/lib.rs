@@ -11,6 +11,7 @@
 
 mod board;
 mod client;
+mod descriptors;
 mod inside;
 mod local;
 mod membership;
@@ -23,6 +24,7 @@ pub mod store;
 
 pub use board::{Board, barrier};
 pub use client::{Client, fetch_manifest, find, status};
+pub use descriptors::descriptors;
 pub use inside::Inside;
 pub use local::LocalBoard;
 pub use membership::{Fault, Footing, Loss, Membership, Pulse};

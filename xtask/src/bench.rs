@@ -18,13 +18,14 @@ use std::{fmt::Write as _, fs, process::Command, thread};
 const RESULTS: &str = "docs/results/foundation.md";
 
 /// The benches in the order of the table: package and example.
-const BENCHES: [(&str, &str); 6] = [
+const BENCHES: [(&str, &str); 7] = [
     ("flashboot-memory", "bench_copy"),
     ("flashboot-checkpoint", "bench_checkpoint"),
     ("flashboot-checkpoint", "bench_layouts"),
     ("flashboot-cli", "bench_replicate"),
     ("flashboot-backend-tcp", "bench_loopback"),
     ("flashboot-sim", "bench_fleet"),
+    ("flashboot-rendezvous", "bench_server"),
 ];
 
 #[derive(Debug, PartialEq, Deserialize)]

@@ -41,14 +41,17 @@ use crate::{
 use flashboot_channel::{Host, Security, SecurityConfig};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::{
-    Client, Server,
+    Client, Server, descriptors,
     protocol::Status,
     store::{self, Address, Post},
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tracing::info;
 
 /// The most connections of a service.
 const CONNECTIONS: usize = 20_000;
+/// What a process that only serves has open beside them.
+const BESIDE: u64 = 256;
 
 /// Reads what `network` says of channels, off the runtime.
 pub(crate) async fn security(network: &Network) -> Result<Security> {
@@ -95,6 +98,13 @@ pub async fn rendezvous(
 ) -> Result<()> {
     let security = security(network).await?;
     let config = standing::config(at, network.advertise(), lease);
+    let (wanted, may) = (CONNECTIONS as u64 + BESIDE, descriptors(CONNECTIONS as u64 + BESIDE));
+    if may < wanted {
+        info!(
+            may,
+            wanted, "the hard limit of descriptors (ulimit -Hn) bounds how many members can be connected"
+        );
+    }
     match store {
         None => {
             let server = Server::bind(config, &security).await?;
