@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use std::{fs, process::Command};
 
 const MANIFEST: &str = "fuzz/Cargo.toml";
-const SECONDS: u32 = 20;
+const SECONDS: u32 = 12;
 /// What `cargo fuzz build --sanitizer none` passes too.
 const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
