@@ -9,7 +9,7 @@ use crate::{
     pipeline::{Filling, Phase, fill, verify_landed},
     source::{Delivered, Load, Source, SourceKind},
 };
-use flashboot_core::{Arena as _, ByteRange, Error, Generation, Kind, Result};
+use flashboot_core::{Arena as _, Error, Generation, Kind, Result};
 use flashboot_cuda::CudaArena;
 use std::{os::fd::AsFd as _, sync::Arc};
 
@@ -45,48 +45,15 @@ impl StagedSource {
         let into = locator(arena.context(), sizes, generation)?;
         let descriptor = arena.export_fd()?;
         let phases = load.phases();
-        let mut verify = |range| phases.time(Phase::Verify, || verify_landed(filling, arena, range));
-        let mut landed = Landed::default();
-        let pushed = client.push(
+        let pinning = client.push(
             (&key.image, &key.rank),
             &into,
             descriptor.as_fd(),
             &filling.missing(),
-            &mut |range| landed.add(range).map_or(Ok(()), &mut verify),
-        );
-        // Also of a push that broke off: what landed need not come again.
-        let last = landed.take().map_or(Ok(()), verify);
-        phases.add(Phase::Pin, pushed?);
-        last
-    }
-}
-
-/// What has landed and is not verified yet. Processes that share a GPU take turns on it, so that each look of ours interrupts the agent's copies:
-/// gigabytes are verified at a time.
-#[derive(Debug, Default)]
-struct Landed(Option<ByteRange>);
-
-impl Landed {
-    /// So much is worth a turn: 2.5 ms of hashing on an H200.
-    const ENOUGH: u64 = 4 << 30;
-
-    /// Takes `range` on; gives what is to be verified now.
-    fn add(&mut self, range: ByteRange) -> Option<ByteRange> {
-        match self.0 {
-            Some(before) if before.end == range.start => {
-                let both = ByteRange::new(before.start, range.end);
-                self.0 = Some(both);
-                if both.len() >= Self::ENOUGH { self.take() } else { None }
-            }
-            before => {
-                self.0 = Some(range);
-                before
-            }
-        }
-    }
-
-    fn take(&mut self) -> Option<ByteRange> {
-        self.0.take()
+            &mut |range| phases.time(Phase::Verify, || verify_landed(filling, arena, range)),
+        )?;
+        phases.add(Phase::Pin, pinning);
+        Ok(())
     }
 }
 
@@ -222,33 +189,6 @@ fn look(load: &Load, agent: &ClientConfig, place: &Place, held: bool) -> Result<
             let what = if held { "held" } else { "staged" };
             let detail = format!("{} of {} is not {what} at {place}", key.rank, key.image);
             Err(Error::new(Kind::Unavailable, "agent", detail))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn what_landed_is_verified_once_and_in_order(
-            pieces in prop::collection::vec((0u64..3, 1u64..2 << 30), 0..30),
-        ) {
-            let (mut landed, mut at, mut came, mut verified) = (Landed::default(), 0, Vec::new(), Vec::new());
-            for (gap, len) in pieces {
-                let range = ByteRange::new(at + gap, at + gap + len);
-                at = range.end;
-                came.push(range);
-                verified.extend(landed.add(range));
-            }
-            verified.extend(landed.take());
-            prop_assert_eq!(landed.take(), None);
-            prop_assert!(verified.windows(2).all(|two| two[0].end <= two[1].start));
-            prop_assert!(came.iter().all(|c| verified.iter().any(|v| v.start <= c.start && c.end <= v.end)));
-            let bytes = |ranges: &[ByteRange]| ranges.iter().map(|range| range.len()).sum::<u64>();
-            prop_assert_eq!(bytes(&verified), bytes(&came));
         }
     }
 }
