@@ -52,7 +52,7 @@ def assert_same(one, other):
         assert type(a.tensor) is type(b.tensor), a.name
         assert (a.tensor.dtype, a.tensor.shape) == (b.tensor.dtype, b.tensor.shape), a.name
         assert a.tensor.stride() == b.tensor.stride(), a.name
-        assert torch.equal(bits(a.tensor), bits(b.tensor)), a.name
+        assert torch.equal(bits(a.tensor).cpu(), bits(b.tensor).cpu()), a.name
     assert ties(ones) == ties(others)
 
 
