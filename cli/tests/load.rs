@@ -147,9 +147,9 @@ fn from_other_ranks_and_on_from_the_image_when_the_only_one_dies() {
     assert!(fs::read(&out).unwrap() == fleet.payload());
     assert_eq!((&report["source"], &report["verified"]), (&"peer".into(), &true.into()), "{report}");
     assert!(report["phases_ms"]["connect"].as_f64().unwrap() > 0.0);
-    // The same with the image at hand, and a seed that dies in the middle.
+    // The same with the image at hand, which says what is asked for, and a seed that dies in the middle.
     fs::remove_file(&out).unwrap();
-    let mut args = vec!["load", text(&fleet.image), "--model", "tiny", "-o", text(&out), "--json"];
+    let mut args = vec!["load", text(&fleet.image), "-o", text(&out), "--json"];
     args.extend([
         "--rendezvous",
         &fleet.endpoint,

@@ -315,7 +315,13 @@ fn sources(
         ));
     }
     if let Some(peer) = &request.peer {
-        made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer.clone(), runtime.clone())))));
+        let mut peer = peer.clone();
+        // Who named neither an image nor a model wants the image that is named here.
+        let asked = &mut peer.request.wanted;
+        if asked.image.is_none() && asked.model.is_none() {
+            asked.image = wanted.as_ref().and_then(|wanted| wanted.image.clone());
+        }
+        made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer, runtime.clone())))));
     }
     let (Some(wanted), Some(contents)) = (wanted, contents) else {
         return Err(Error::new(
