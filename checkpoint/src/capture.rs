@@ -7,13 +7,13 @@ use crate::blocks::Progress;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::image::{
-    Coordinate, Engine, Fingerprint, ImageView, Kernel, LayoutInfo, METADATA, Metadata, RankEntry, RowFrom,
-    SourceFile, Stage, TableOrigin, TableParts, TableRow, World, seal, write_table,
+    Coordinate, Engine, Fingerprint, ImageView, Kernel, LayoutInfo, Metadata, RankEntry, RowFrom, SourceFile,
+    Stage, TableOrigin, TableParts, TableRow, write_table,
 };
-use crate::pack::{PackOptions, PackReport, is_replaceable, write_hashed, write_payload};
-use crate::staging::{Staging, write_file};
-use flashboot_core::layout::{Layout, PAYLOAD_ALIGN, Spec, TENSOR_ALIGN};
-use flashboot_core::{BLOCK, ByteRange, Digests, Dtype};
+use crate::pack::{PackOptions, PackReport, is_replaceable, write_hashed, write_metadata, write_payload};
+use crate::staging::Staging;
+use flashboot_core::layout::{Layout, Spec};
+use flashboot_core::{ByteRange, Digests, Dtype};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -303,32 +303,17 @@ fn write_image(
     let origin = TableOrigin::Memory(&source);
     let (table_bytes, table_hash) = write_rows(staging, &table_name, captured, checked, origin, &digests)?;
     let root = blake3::Hash::from_bytes(digests.root());
-    let mut metadata = Metadata {
-        flashboot_image: 0,
-        id: String::new(),
-        fingerprint: fingerprint(captured, origin.hash(&[root])?.to_hex().to_string()),
-        layout: LayoutInfo {
-            name: LayoutInfo::NAME.into(),
-            tensor_align: TENSOR_ALIGN,
-            payload_align: PAYLOAD_ALIGN,
-            block: BLOCK,
-            world: World { pp: 1, tp: 1, ep: 1, dp: 1, moe_tp: None },
-            numbers: captured.config.numbers.clone(),
-        },
-        ranks: vec![RankEntry {
-            coordinate,
-            payload: payload_name,
-            payload_bytes: payload,
-            root: root.to_hex().to_string(),
-            table: table_name,
-            table_bytes,
-            table_hash: table_hash.to_hex().to_string(),
-        }],
+    let fingerprint = fingerprint(captured, origin.hash(&[root])?.to_hex().to_string());
+    let entry = RankEntry {
+        coordinate,
+        payload: payload_name,
+        payload_bytes: payload,
+        root: root.to_hex().to_string(),
+        table: table_name,
+        table_bytes,
+        table_hash: table_hash.to_hex().to_string(),
     };
-    let path = staging.dir().join(METADATA);
-    let sealed = seal(&path, &mut metadata)?;
-    write_file(&path, &sealed)?;
-    Ok(metadata)
+    write_metadata(staging, fingerprint, captured.config.numbers.clone(), entry)
 }
 
 fn write_rows(

@@ -14,6 +14,7 @@ use crate::staging::{Staging, write_file};
 use crate::tensors::Tensors;
 use flashboot_core::layout::{PAYLOAD_ALIGN, TENSOR_ALIGN};
 use flashboot_core::{BLOCK, BlockDigest, ByteRange, ByteSize, Digests, Dtype};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -154,41 +155,53 @@ fn write_image(
         })
     })?;
     let root = blake3::Hash::from_bytes(digests.root());
+    let fingerprint = Fingerprint {
+        source: origin.hash(&[root])?.to_hex().to_string(),
+        layout: LayoutInfo::NAME.into(),
+        stage: Stage::Sliced,
+        dtype: main_dtype(tensors).map_or_else(String::new, |d| d.name().into()),
+        quantisation: checkpoint.config().quantisation.clone(),
+        model_type: checkpoint.config().model_type.clone(),
+        engine: None,
+        kernel: None,
+    };
+    let entry = RankEntry {
+        coordinate,
+        payload: payload_name,
+        payload_bytes: plan.layout().payload(),
+        root: root.to_hex().to_string(),
+        table: table_name,
+        table_bytes,
+        table_hash: table_hash.to_hex().to_string(),
+    };
+    let numbers = checkpoint.config().numbers.clone();
+    Ok((write_metadata(staging, fingerprint, numbers, entry)?, plan.layout().separator()))
+}
+
+/// Writes the metadata of an image of one rank, with its id.
+pub(crate) fn write_metadata(
+    staging: &Staging,
+    fingerprint: Fingerprint,
+    numbers: BTreeMap<String, u64>,
+    entry: RankEntry,
+) -> Result<Metadata> {
     let mut metadata = Metadata {
         flashboot_image: 0,
         id: String::new(),
-        fingerprint: Fingerprint {
-            source: origin.hash(&[root])?.to_hex().to_string(),
-            layout: LayoutInfo::NAME.into(),
-            stage: Stage::Sliced,
-            dtype: main_dtype(tensors).map_or_else(String::new, |d| d.name().into()),
-            quantisation: checkpoint.config().quantisation.clone(),
-            model_type: checkpoint.config().model_type.clone(),
-            engine: None,
-            kernel: None,
-        },
+        fingerprint,
         layout: LayoutInfo {
             name: LayoutInfo::NAME.into(),
             tensor_align: TENSOR_ALIGN,
             payload_align: PAYLOAD_ALIGN,
             block: BLOCK,
             world: World { pp: 1, tp: 1, ep: 1, dp: 1, moe_tp: None },
-            numbers: checkpoint.config().numbers.clone(),
+            numbers,
         },
-        ranks: vec![RankEntry {
-            coordinate,
-            payload: payload_name,
-            payload_bytes: plan.layout().payload(),
-            root: root.to_hex().to_string(),
-            table: table_name,
-            table_bytes,
-            table_hash: table_hash.to_hex().to_string(),
-        }],
+        ranks: vec![entry],
     };
-    let path = staging.dir().join(METADATA);
-    let sealed = seal(&path, &mut metadata)?;
-    write_file(&path, &sealed)?;
-    Ok((metadata, plan.layout().separator()))
+    let sealed = seal(&staging.dir().join(METADATA), &mut metadata)?;
+    write_file(&staging.dir().join(METADATA), &sealed)?;
+    Ok(metadata)
 }
 
 /// Writes a payload of `bytes`, which `fill` gives piece by piece, and syncs it.
@@ -252,7 +265,7 @@ impl<W: Write> Write for Hashed<W> {
 
 /// The dtype with the most bytes; of several the first in the format's order.
 pub(crate) fn main_dtype(tensors: &Tensors) -> Option<Dtype> {
-    let mut totals = std::collections::BTreeMap::<Dtype, u64>::new();
+    let mut totals = BTreeMap::<Dtype, u64>::new();
     for tensor in tensors.iter() {
         let total = totals.entry(tensor.dtype).or_default();
         *total = total.saturating_add(tensor.bytes);
