@@ -7,15 +7,15 @@ mod common;
 use common::{
     MIB, Place,
     fleet::{LIMIT, Proc},
-    flip, object, said,
+    flip,
+    http::{free, get},
+    object, said,
     stand_in::Driver,
     text,
 };
 use serde_json::Value;
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
     os::unix::net::UnixDatagram,
     path::PathBuf,
     process::Command,
@@ -239,21 +239,9 @@ impl SpawnReady for Command {
     }
 }
 
-fn get(at: &str, path: &str) -> (u16, String) {
-    let Ok(mut stream) = TcpStream::connect(at) else { return (0, String::new()) };
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    let mut answer = String::new();
-    if stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer)).is_err() {
-        return (0, answer);
-    }
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    (head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0), body.to_owned())
-}
-
 #[test]
 fn what_it_keeps_is_shown_by_http() {
-    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let at = free();
     let node = Node::started(false, &["--limit", "1GiB", "--http", &at]);
     for probe in ["/livez", "/readyz"] {
         assert_eq!(get(&at, probe).0, 200, "{probe}");
