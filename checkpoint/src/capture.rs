@@ -1,21 +1,25 @@
 //! Tensors in memory → image: what an engine has made of a checkpoint, ties, views and strides included.
 //!
-//! The image is of one coordinate and any stage. Its one source is a safetensors file that never was, whose header names the
+//! The image is of one coordinate and any stage, on disk or in an arena ([`capture_into`]). Its one source is a safetensors file that never was, whose header names the
 //! tensors in payload order, so that every reader of images reads these too.
 
 use crate::blocks::Progress;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::image::{
-    Coordinate, Engine, Fingerprint, ImageView, Kernel, LayoutInfo, Metadata, RankEntry, RowFrom, SourceFile,
-    Stage, TableOrigin, TableParts, TableRow, write_table,
+    Coordinate, Engine, Fingerprint, ImageView, Kernel, LayoutInfo, Manifest, Metadata, RankEntry, RowFrom,
+    SourceFile, Stage, TableOrigin, TableParts, TableRow, World, write_table,
 };
-use crate::pack::{PackOptions, PackReport, is_replaceable, write_hashed, write_metadata, write_payload};
+use crate::pack::{
+    PackOptions, PackReport, hash_payload, is_replaceable, sealed, write_hashed, write_metadata, write_payload,
+};
 use crate::staging::Staging;
 use flashboot_core::layout::{Layout, Spec};
-use flashboot_core::{ByteRange, Digests, Dtype};
+use flashboot_core::{Arena, ByteRange, Digests, Dtype};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The name of the file that never was.
 const FILE: &str = "captured.safetensors";
@@ -85,6 +89,8 @@ pub struct Captured {
     pub aliases: Vec<(String, String)>,
     /// Names of bytes seen otherwise.
     pub views: Vec<NewView>,
+    /// Which part of the model they are, and of how many ranks.
+    pub part: (Coordinate, World),
     /// What the bytes are good for.
     pub stage: Stage,
     /// Whose they are; of every stage but `sliced`.
@@ -129,6 +135,43 @@ pub fn capture(
     })
 }
 
+/// Writes `captured` into the arena that `make` makes for so many bytes of payload: an image that never was on a disk, whole, and
+/// the manifest that proves it to others. The caller publishes it.
+///
+/// Blocks. Memory: the arena, workers × 4 MiB, and tables.
+///
+/// # Errors
+/// As [`capture`]; those of `make` and of writing to the arena.
+pub fn capture_into(
+    captured: &Captured,
+    make: impl FnOnce(u64) -> flashboot_core::Result<Arc<dyn Arena>>,
+    workers: Option<usize>,
+    progress: &dyn Progress,
+) -> Result<(Arc<dyn Arena>, Manifest)> {
+    let path = Path::new("memory");
+    let checked = Checked::new(captured, path)?;
+    let payload = checked.layout.payload();
+    let arena = make(payload).map_err(Error::Memory)?;
+    let fill = |piece, bytes: &mut [u8]| {
+        checked.fill(captured, piece, bytes);
+        Ok(())
+    };
+    let put = |piece: ByteRange, bytes: &[u8]| arena.copy_in(piece.start, bytes).map_err(Error::Memory);
+    let options = PackOptions { workers, ..PackOptions::default() };
+    let digests = hash_payload(path, payload, fill, put, &options, progress)?;
+    let source = source(captured, &checked)?;
+    let origin = TableOrigin::Memory(&source);
+    let mut table = Vec::new();
+    rows_to(path, &mut table, captured, &checked, origin, &digests)?;
+    let named = Named { table_bytes: table.len() as u64, table_hash: blake3::hash(&table), digests: &digests };
+    let (fingerprint, entry) = describe(captured, &checked, origin, &named)?;
+    let numbers = captured.config.numbers.clone();
+    let (metadata, sealed) = sealed(path, fingerprint, numbers, captured.part.1, entry)?;
+    let bytes = [&(sealed.len() as u64).to_le_bytes()[..], &sealed, &table].concat();
+    let manifest = Manifest::check(&bytes, &metadata.id, &captured.part.0.to_string())?;
+    Ok((arena, manifest))
+}
+
 /// What was found sound before a byte is written.
 struct Checked<'c> {
     layout: Layout,
@@ -140,6 +183,14 @@ struct Checked<'c> {
 impl<'c> Checked<'c> {
     fn new(captured: &'c Captured, dest: &Path) -> Result<Self> {
         let not_image = |detail: String| Error::NotAnImage { path: dest.into(), detail };
+        let (coordinate, world) = captured.part;
+        if !world.has(coordinate) {
+            let World { pp, tp, ep, dp, .. } = world;
+            return Err(not_image(format!(
+                "there is no rank {coordinate} where there are {pp} stages, {tp} tensor-parallel, {ep} expert-parallel and {dp} \
+                 data-parallel ranks"
+            )));
+        }
         let mut names = BTreeSet::new();
         let own = captured.tensors.iter().map(|t| &t.name);
         let further = captured.aliases.iter().map(|(alias, _)| alias);
@@ -264,6 +315,13 @@ fn source(captured: &Captured, checked: &Checked<'_>) -> Result<SourceFile> {
     Ok(SourceFile { name: FILE.into(), data_bytes, header: header.into_bytes(), trailing: Vec::new() })
 }
 
+/// The layout's name, and how an engine of so many ranks cuts.
+fn layout(world: World) -> String {
+    let World { pp, tp, ep, dp, .. } = world;
+    let name = LayoutInfo::NAME;
+    if world == World::ONE { name.into() } else { format!("{name}/captured pp{pp} tp{tp} ep{ep} dp{dp}") }
+}
+
 fn fingerprint(captured: &Captured, source: String) -> Fingerprint {
     let mut totals = BTreeMap::<Dtype, u64>::new();
     for tensor in &captured.tensors {
@@ -274,7 +332,7 @@ fn fingerprint(captured: &Captured, source: String) -> Fingerprint {
     let main = totals.into_iter().rev().max_by_key(|&(_, bytes)| bytes);
     Fingerprint {
         source,
-        layout: LayoutInfo::NAME.into(),
+        layout: layout(captured.part.1),
         stage: captured.stage,
         dtype: main.map_or_else(String::new, |(dtype, _)| dtype.name().into()),
         quantisation: captured.config.quantisation.clone(),
@@ -291,57 +349,76 @@ fn write_image(
     options: &PackOptions,
     progress: &dyn Progress,
 ) -> Result<Metadata> {
-    let coordinate = Coordinate::WHOLE;
-    let (payload_name, table_name) = (format!("{coordinate}.img"), format!("{coordinate}.json"));
+    let coordinate = captured.part.0;
     let fill = |piece, bytes: &mut [u8]| {
         checked.fill(captured, piece, bytes);
         Ok(())
     };
-    let payload = checked.layout.payload();
-    let digests = write_payload(&staging.dir().join(&payload_name), payload, fill, options, progress)?;
+    let payload = staging.dir().join(format!("{coordinate}.img"));
+    let digests = write_payload(&payload, checked.layout.payload(), fill, options, progress)?;
     let source = source(captured, checked)?;
     let origin = TableOrigin::Memory(&source);
-    let (table_bytes, table_hash) = write_rows(staging, &table_name, captured, checked, origin, &digests)?;
-    let root = blake3::Hash::from_bytes(digests.root());
+    let table = staging.dir().join(format!("{coordinate}.json"));
+    let (table_bytes, table_hash) =
+        write_hashed(&table, |out| rows_to(&table, out, captured, checked, origin, &digests))?;
+    let named = Named { table_bytes, table_hash, digests: &digests };
+    let (fingerprint, entry) = describe(captured, checked, origin, &named)?;
+    write_metadata(staging, fingerprint, captured.config.numbers.clone(), captured.part.1, entry)
+}
+
+/// What was written, by its hashes.
+struct Named<'d> {
+    table_bytes: u64,
+    table_hash: blake3::Hash,
+    digests: &'d Digests,
+}
+
+/// What the metadata says of an image of one rank.
+fn describe(
+    captured: &Captured,
+    checked: &Checked<'_>,
+    origin: TableOrigin<'_>,
+    named: &Named<'_>,
+) -> Result<(Fingerprint, RankEntry)> {
+    let coordinate = captured.part.0;
+    let root = blake3::Hash::from_bytes(named.digests.root());
     let fingerprint = fingerprint(captured, origin.hash(&[root])?.to_hex().to_string());
     let entry = RankEntry {
         coordinate,
-        payload: payload_name,
-        payload_bytes: payload,
+        payload: format!("{coordinate}.img"),
+        payload_bytes: checked.layout.payload(),
         root: root.to_hex().to_string(),
-        table: table_name,
-        table_bytes,
-        table_hash: table_hash.to_hex().to_string(),
+        table: format!("{coordinate}.json"),
+        table_bytes: named.table_bytes,
+        table_hash: named.table_hash.to_hex().to_string(),
     };
-    write_metadata(staging, fingerprint, captured.config.numbers.clone(), entry)
+    Ok((fingerprint, entry))
 }
 
-fn write_rows(
-    staging: &Staging,
-    name: &str,
+/// Writes the table. `path` names it in errors.
+fn rows_to(
+    path: &Path,
+    out: &mut impl Write,
     captured: &Captured,
     checked: &Checked<'_>,
     origin: TableOrigin<'_>,
     digests: &Digests,
-) -> Result<(u64, blake3::Hash)> {
-    let path = staging.dir().join(name);
+) -> Result<()> {
     let views: Vec<_> = checked.views.iter().map(|(view, of)| (view, *of)).collect();
     let separator = checked.layout.separator();
     let parts = TableParts { origin, aliases: &checked.aliases, views: &views, separator, digests };
-    write_hashed(&path, |out| {
-        write_table(&path, out, &parts, |take| {
-            for (tensor, offset, begin) in checked.rows(captured) {
-                take(&TableRow {
-                    name: &tensor.name,
-                    place: crate::experts::place(&tensor.name),
-                    offset,
-                    shape: &tensor.shape,
-                    dtype: tensor.dtype,
-                    bytes: tensor.bytes.len(),
-                    from: RowFrom::Whole(0, begin),
-                })?;
-            }
-            Ok(())
-        })
+    write_table(path, out, &parts, |take| {
+        for (tensor, offset, begin) in checked.rows(captured) {
+            take(&TableRow {
+                name: &tensor.name,
+                place: crate::experts::place(&tensor.name),
+                offset,
+                shape: &tensor.shape,
+                dtype: tensor.dtype,
+                bytes: tensor.bytes.len(),
+                from: RowFrom::Whole(0, begin),
+            })?;
+        }
+        Ok(())
     })
 }

@@ -40,7 +40,7 @@ mod verify;
 
 pub use assign::{LayoutOptions, Slicing};
 pub use blocks::Progress;
-pub use capture::{Captured, CapturedTensor, NewView, TensorBytes, capture};
+pub use capture::{Captured, CapturedTensor, NewView, TensorBytes, capture, capture_into};
 pub use cause::{FieldProblem, IoCause, Names};
 pub use config::ModelConfig;
 pub use cost::{Cost, CostOptions, PlanReport, RankCost, plan};

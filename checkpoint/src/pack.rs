@@ -175,7 +175,7 @@ fn write_image(
         table_hash: table_hash.to_hex().to_string(),
     };
     let numbers = checkpoint.config().numbers.clone();
-    Ok((write_metadata(staging, fingerprint, numbers, entry)?, plan.layout().separator()))
+    Ok((write_metadata(staging, fingerprint, numbers, World::ONE, entry)?, plan.layout().separator()))
 }
 
 /// Writes the metadata of an image of one rank, with its id.
@@ -183,8 +183,23 @@ pub(crate) fn write_metadata(
     staging: &Staging,
     fingerprint: Fingerprint,
     numbers: BTreeMap<String, u64>,
+    world: World,
     entry: RankEntry,
 ) -> Result<Metadata> {
+    let path = staging.dir().join(METADATA);
+    let (metadata, sealed) = sealed(&path, fingerprint, numbers, world, entry)?;
+    write_file(&path, &sealed)?;
+    Ok(metadata)
+}
+
+/// The metadata of an image of one rank, of so many, with its id; and its bytes.
+pub(crate) fn sealed(
+    path: &Path,
+    fingerprint: Fingerprint,
+    numbers: BTreeMap<String, u64>,
+    world: World,
+    entry: RankEntry,
+) -> Result<(Metadata, Vec<u8>)> {
     let mut metadata = Metadata {
         flashboot_image: 0,
         id: String::new(),
@@ -194,14 +209,13 @@ pub(crate) fn write_metadata(
             tensor_align: TENSOR_ALIGN,
             payload_align: PAYLOAD_ALIGN,
             block: BLOCK,
-            world: World { pp: 1, tp: 1, ep: 1, dp: 1, moe_tp: None },
+            world,
             numbers,
         },
         ranks: vec![entry],
     };
-    let sealed = seal(&staging.dir().join(METADATA), &mut metadata)?;
-    write_file(&staging.dir().join(METADATA), &sealed)?;
-    Ok(metadata)
+    let sealed = seal(path, &mut metadata)?;
+    Ok((metadata, sealed))
 }
 
 /// Writes a payload of `bytes`, which `fill` gives piece by piece, and syncs it.
@@ -212,21 +226,34 @@ pub(crate) fn write_payload(
     options: &PackOptions,
     progress: &dyn Progress,
 ) -> Result<Digests> {
+    let out = DirectFile::create(path, bytes)?;
+    let write = |piece: ByteRange, bytes: &[u8]| out.write_at(piece.start, bytes);
+    let digests = hash_payload(path, bytes, fill, write, options, progress)?;
+    out.sync()?;
+    Ok(digests)
+}
+
+/// Hashes a payload of `bytes`, which `fill` gives piece by piece, and gives each piece to `put`.
+pub(crate) fn hash_payload(
+    path: &Path,
+    bytes: u64,
+    fill: impl Fn(ByteRange, &mut [u8]) -> Result<()> + Sync,
+    put: impl Fn(ByteRange, &[u8]) -> Result<()> + Sync,
+    options: &PackOptions,
+    progress: &dyn Progress,
+) -> Result<Digests> {
     let geometry = geometry(bytes)?;
-    let out = DirectFile::create(path, geometry.payload())?;
     let count = usize::try_from(geometry.blocks()).unwrap_or(usize::MAX);
     let values = Mutex::new(vec![BlockDigest([0; 32]); count]);
     let threads = workers(options.workers, PACK_WORKERS);
     each_block(path, &geometry, threads, progress, |index, range, slab| {
-        let write = |piece: ByteRange, bytes: &[u8]| out.write_at(piece.start, bytes);
-        let value = hash_block(&geometry, range, slab, &fill, write)?;
+        let value = hash_block(&geometry, range, slab, &fill, &put)?;
         let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = usize::try_from(index).ok().and_then(|i| values.get_mut(i)) {
             *slot = value;
         }
         Ok(())
     })?;
-    out.sync()?;
     let values = values.into_inner().unwrap_or_else(PoisonError::into_inner);
     Digests::new(geometry.payload(), geometry.block(), values)
         .map_err(|e| Error::NotJson { file: path.into(), detail: e.to_string() })

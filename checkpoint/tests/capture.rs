@@ -36,6 +36,7 @@ fn model() -> Captured {
             view("model.turned", "head.weight", 0, &[100, 300], &[1, 100]),
             view("model.row", "head.weight", 400, &[100], &[1]),
         ],
+        part: (Coordinate::WHOLE, World::ONE),
         stage: Stage::EngineParams,
         engine: Some(Engine { name: "test".into(), version: "1".into() }),
         kernel: None,

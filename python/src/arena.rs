@@ -6,11 +6,15 @@ use crate::{
     image::listed,
     text,
 };
-use flashboot::load::{Contents, Placed};
+use flashboot::{
+    load::{Contents, Placed},
+    service::SeedFrom,
+};
 use flashboot_core::{
     Arena as Memory, BlockDigest, ByteRange, Digests, Error, Kind, Location, Result, digest,
 };
 use flashboot_cuda::{CudaArena, Device};
+use flashboot_loader::source::SourceKind;
 use flashboot_memory::HostArena;
 use pyo3::{ffi, prelude::*, types::PyList};
 use std::{any::Any, ffi::c_int, sync::Arc};
@@ -25,6 +29,8 @@ pub(crate) struct Arena {
     region: Region,
     contents: Contents,
     device: String,
+    /// Whether it is another process's.
+    borrowed: bool,
     report: Py<PyAny>,
 }
 
@@ -32,8 +38,40 @@ impl Arena {
     /// What a load has placed.
     pub(crate) fn new(py: Python<'_>, placed: Placed) -> PyResult<Self> {
         let Placed { arena, loaded, contents } = placed;
-        let (region, device) = shown(py, &arena)?;
-        Ok(Self { memory: arena, region, contents, device, report: text::object(py, &loaded)? })
+        let borrowed = loaded.source == Some(SourceKind::Held);
+        let report = text::object(py, &loaded)?;
+        Self::made(py, arena, contents, borrowed, report)
+    }
+
+    /// Memory with what lies where in it, and its account.
+    pub(crate) fn made(
+        py: Python<'_>,
+        memory: Arc<dyn Memory>,
+        contents: Contents,
+        borrowed: bool,
+        report: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let (region, device) = shown(py, &memory)?;
+        Ok(Self { memory, region, contents, device, borrowed, report })
+    }
+
+    /// The memory, to be served as it lies, if every block of it is still what its digest says.
+    pub(crate) fn served(&self, py: Python<'_>, rank: Option<&str>) -> PyResult<SeedFrom> {
+        if self.borrowed {
+            let error = Error::new(Kind::Invalid, "seed", "the node agent holds this memory, which is not ours to serve");
+            return Err(raised(py, &error.with_remedy("seed the image, or attach private")));
+        }
+        let made = py.detach(|| {
+            let manifest = self.contents.manifest()?;
+            let found = manifest.entry.coordinate.to_string();
+            if rank.is_some_and(|rank| rank != found) {
+                let detail = format!("the arena has {found}, {} is wanted", rank.unwrap_or_default());
+                return Err(Error::new(Kind::Invalid, "seed", detail));
+            }
+            verify(&*self.memory, manifest.table.digests())?;
+            Ok(SeedFrom::Arena(Arc::clone(&self.memory), manifest))
+        });
+        made.or_raise(py)
     }
 }
 

@@ -32,5 +32,6 @@ fn _flashboot(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(seed::seed, module)?)?;
     module.add_function(wrap_pyfunction!(capture::capture, module)?)?;
+    module.add_function(wrap_pyfunction!(capture::compact, module)?)?;
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! `seed`: a holder that serves, on a thread of its own, until it is stopped.
 
 use crate::{
+    arena::Arena,
     blocking::runtime,
     error::{OrRaise as _, raised},
     image::Image,
     load::{configured, seat, seconds},
     text::{invalid, object, parsed},
 };
-use flashboot::service::{self, SeedRequest, Serving};
+use flashboot::service::{self, SeedFrom, SeedRequest, Serving};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_rendezvous::store::Address;
 use pyo3::prelude::*;
@@ -36,13 +37,20 @@ struct Running {
     thread: JoinHandle<Result<()>>,
 }
 
-/// Fills memory from an image and serves it.
+/// What is to be served: an image's rank, or memory that is there already.
+#[derive(FromPyObject)]
+pub(crate) enum Served<'py> {
+    Image(PyRef<'py, Image>),
+    Arena(PyRef<'py, Arena>),
+}
+
+/// Fills memory from an image, or takes an arena as it lies, and serves it.
 #[pyfunction]
 #[pyo3(signature = (image, *, rank=None, model=None, revision="", rendezvous=None, embed=None, name=None, device=None, transport=None, config=None, lease=10.0, patience=60.0, drain=30.0))]
 #[expect(clippy::too_many_arguments, reason = "keywords of one call")]
 pub(crate) fn seed(
     py: Python<'_>,
-    image: &Image,
+    image: Served<'_>,
     rank: Option<&str>,
     model: Option<String>,
     revision: &str,
@@ -62,10 +70,15 @@ pub(crate) fn seed(
         return Err(invalid(py, "lease", &"a lease is between 1 and 3600 seconds"));
     }
     let drain = seconds(py, "drain", drain)?;
-    let folder = image.inner().dir().file_name().map(|name| name.to_string_lossy().into_owned());
+    let (from, folder) = match &image {
+        Served::Image(image) => {
+            let folder = image.inner().dir().file_name().map(|name| name.to_string_lossy().into_owned());
+            (SeedFrom::Image(image.inner().clone(), image.rank(py, rank)?.clone()), folder)
+        }
+        Served::Arena(arena) => (arena.served(py, rank)?, None),
+    };
     let request = SeedRequest {
-        rank: image.rank(py, rank)?.clone(),
-        image: image.inner().clone(),
+        from,
         model: model.or(folder).unwrap_or_else(|| "model".into()),
         revision: revision.to_owned(),
         rendezvous: rendezvous.map(|text| parsed::<Address>(py, "rendezvous", text)).transpose()?,

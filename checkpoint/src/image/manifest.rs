@@ -9,7 +9,7 @@ use super::read::{Image, RankImage};
 use super::table::RankTable;
 use crate::error::{Error, Result};
 use crate::source::Source;
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 /// A manifest that was checked against the image's id.
 #[derive(Debug, Clone)]
@@ -20,6 +20,7 @@ pub struct Manifest {
     pub entry: RankEntry,
     /// What lies where, and every block's digest.
     pub table: RankTable,
+    bytes: Arc<[u8]>,
 }
 
 impl Metadata {
@@ -33,8 +34,18 @@ impl Metadata {
 }
 
 impl Manifest {
+    /// All of it as it is sent, and as the image's id covers it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The manifest of `rank`, from the image's files. Blocks.
     pub fn read(image: &Image, rank: &RankImage) -> Result<Vec<u8>> {
+        Ok(Self::of(image, rank)?.bytes.to_vec())
+    }
+
+    /// The same, parsed.
+    pub fn of(image: &Image, rank: &RankImage) -> Result<Self> {
         let read = |name: &str| {
             let source = Source::open(&image.dir().join(name))?;
             source.bytes_at(0, source.len())
@@ -47,8 +58,7 @@ impl Manifest {
         };
         let bytes = [&(metadata.len() as u64).to_le_bytes()[..], &metadata, &table].concat();
         // The files may have changed since the image was opened.
-        Self::check(&bytes, image.id(), &rank.coordinate.to_string())?;
-        Ok(bytes)
+        Self::check(&bytes, image.id(), &rank.coordinate.to_string())
     }
 
     /// Checks a manifest that came from anywhere: it is of the image `id`, and of the rank called `rank`.
@@ -88,6 +98,6 @@ impl Manifest {
         if root != parse_hash(path, &entry.root)? {
             return Err(damaged(&entry.root, root.to_hex().to_string()));
         }
-        Ok(Self { metadata, entry, table })
+        Ok(Self { metadata, entry, table, bytes: bytes.into() })
     }
 }

@@ -1,7 +1,7 @@
 //! `metadata.json`: what an image is made of, and what it may be used for.
 
 use super::fingerprint::Fingerprint;
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path, str::FromStr};
 
 /// Which of the models that are served together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -45,6 +45,25 @@ impl fmt::Display for Coordinate {
     }
 }
 
+impl FromStr for Coordinate {
+    type Err = String;
+
+    /// What [`Display`](fmt::Display) gives.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no rank: one is called target-PP-TP-EP-DP, or draft-…");
+        let mut parts = text.split('-');
+        let model = match parts.next() {
+            Some("target") => ModelPart::Target,
+            Some("draft") => ModelPart::Draft,
+            _ => return Err(wrong()),
+        };
+        let mut number = || parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong);
+        let found = Self { model, pp: number()?, tp: number()?, ep: number()?, dp: number()? };
+        // Nothing after it, and every number written as it is printed.
+        if found.to_string() == text { Ok(found) } else { Err(wrong()) }
+    }
+}
+
 /// How many ranks there are along each axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -60,6 +79,17 @@ pub struct World {
     /// Ranks that share one expert, where that is not `tp * dp / ep`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe_tp: Option<u32>,
+}
+
+impl World {
+    /// Of a model that is not split.
+    pub const ONE: Self = Self { pp: 1, tp: 1, ep: 1, dp: 1, moe_tp: None };
+
+    /// Whether `coordinate` is one of them.
+    pub fn has(&self, coordinate: Coordinate) -> bool {
+        let Coordinate { pp, tp, ep, dp, .. } = coordinate;
+        pp < self.pp && tp < self.tp && ep < self.ep && dp < self.dp
+    }
 }
 
 /// The rules by which tensors were placed.

@@ -1,7 +1,7 @@
 //! What lies where in a rank that was loaded, for who binds it by name.
 
-use flashboot_checkpoint::{Fingerprint, RankPlan, RankTable, strides};
-use flashboot_core::Dtype;
+use flashboot_checkpoint::{Fingerprint, Image, Manifest, RankImage, RankPlan, RankTable, strides};
+use flashboot_core::{Dtype, Error, Kind, Result};
 use std::sync::Arc;
 
 /// What lies where in a rank's payload, whatever it came from.
@@ -10,6 +10,14 @@ pub struct Contents {
     fingerprint: Option<Fingerprint>,
     tensors: Arc<[Entry]>,
     table: Option<Arc<RankTable>>,
+    proof: Option<Proof>,
+}
+
+/// Where the manifest is that proves the bytes.
+#[derive(Debug, Clone)]
+enum Proof {
+    Image(Image, RankImage),
+    Manifest(Arc<Manifest>),
 }
 
 /// One name.
@@ -41,6 +49,20 @@ pub enum What {
 }
 
 impl Contents {
+    /// Of a rank image on disk.
+    pub fn of_rank(image: &Image, rank: &RankImage) -> Self {
+        let fingerprint = image.metadata().fingerprint.clone();
+        let proof = Proof::Image(image.clone(), rank.clone());
+        Self { proof: Some(proof), ..Self::image(fingerprint, Arc::clone(&rank.table)) }
+    }
+
+    /// Of an image that is known by its manifest.
+    pub fn of_manifest(manifest: Arc<Manifest>) -> Self {
+        let table = Arc::new(manifest.table.clone());
+        let contents = Self::image(manifest.metadata.fingerprint.clone(), table);
+        Self { proof: Some(Proof::Manifest(manifest)), ..contents }
+    }
+
     /// Of an image.
     pub fn image(fingerprint: Fingerprint, table: Arc<RankTable>) -> Self {
         let own = table.iter().map(|t| Entry {
@@ -66,7 +88,7 @@ impl Contents {
         });
         tensors.extend(further);
         tensors.extend(views);
-        Self { fingerprint: Some(fingerprint), tensors: tensors.into(), table: Some(table) }
+        Self { fingerprint: Some(fingerprint), tensors: tensors.into(), table: Some(table), proof: None }
     }
 
     /// Of a stock checkpoint, cut for one rank.
@@ -83,7 +105,7 @@ impl Contents {
         let further: Vec<_> =
             plan.aliases.iter().filter_map(|(alias, number)| aliased(&tensors, alias, *number)).collect();
         tensors.extend(further);
-        Self { fingerprint: None, tensors: tensors.into(), table: None }
+        Self { fingerprint: None, tensors: tensors.into(), table: None, proof: None }
     }
 
     /// What the bytes are good for; a stock checkpoint has nothing that says so.
@@ -94,6 +116,19 @@ impl Contents {
     /// Every name: tensors in payload order, then aliases, then views.
     pub fn entries(&self) -> &[Entry] {
         &self.tensors
+    }
+
+    /// What proves the bytes to others. Blocks: of an image on disk it is read now.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] of a stock checkpoint; those of reading.
+    pub fn manifest(&self) -> Result<Arc<Manifest>> {
+        match &self.proof {
+            Some(Proof::Image(image, rank)) => Ok(Arc::new(Manifest::of(image, rank)?)),
+            Some(Proof::Manifest(manifest)) => Ok(Arc::clone(manifest)),
+            None => Err(Error::new(Kind::Invalid, "manifest", "nothing proves these bytes: they are no image's")
+                .with_remedy("pack the checkpoint, and load the image")),
+        }
     }
 
     /// The image's table, which has the digests.

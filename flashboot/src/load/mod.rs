@@ -1,12 +1,14 @@
 //! One rank into memory: sources put together from what a person names, one load over them, and its account.
 
 mod contents;
+mod live;
 mod peer;
 mod progress;
 mod report;
 mod request;
 
 pub use contents::{Contents, Entry, What};
+pub use live::{live, one_device};
 pub use progress::Progress;
 pub use report::Loaded;
 pub use request::{FromCheckpoint, FromObject, FromPeer, Request};
@@ -242,8 +244,7 @@ fn sources(
             Ok((rank, image)) => {
                 let digests = rank.table.digests().clone();
                 // Ranks that hold the same share a file, whatever it is called.
-                let fingerprint = image.metadata().fingerprint.clone();
-                contents.get_or_insert_with(|| Contents::image(fingerprint, Arc::clone(&rank.table)));
+                contents.get_or_insert_with(|| Contents::of_rank(&image, &rank));
                 payload_name = rank.path.file_name().map(|name| name.to_string_lossy().into_owned());
                 wanted.get_or_insert_with(|| Wanted {
                     image: Some(image.id().to_owned()),
@@ -264,9 +265,7 @@ fn sources(
         payload: manifest.entry.payload_bytes,
         digests: Some(Arc::new(manifest.table.digests().clone())),
     };
-    let listed = |manifest: &flashboot_checkpoint::Manifest| {
-        Contents::image(manifest.metadata.fingerprint.clone(), Arc::new(manifest.table.clone()))
-    };
+    let listed = |manifest: &flashboot_checkpoint::Manifest| Contents::of_manifest(Arc::new(manifest.clone()));
     if let Some(manifest) = &manifest {
         contents.get_or_insert_with(|| listed(manifest));
         payload_name = Some(manifest.entry.payload.clone());

@@ -30,7 +30,7 @@ pub use gather::{GatherRequest, Gathered, gather};
 pub use kill::{KillAt, Moment};
 pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
-pub use seed::{SeedRequest, Serving, seed};
+pub use seed::{SeedFrom, SeedRequest, Serving, seed};
 pub use wanted::image_id;
 
 use crate::{

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::replicate::{fill, threads};
 use flashboot_checkpoint::{Image, Manifest, RankImage};
-use flashboot_core::{Error, Kind, Result, ShardId};
+use flashboot_core::{Arena, Error, Kind, Result, ShardId};
 use flashboot_rendezvous::{
     protocol::{Content, MemberId, Role},
     store::Address,
@@ -22,13 +22,21 @@ use tracing::{Instrument as _, info_span};
 /// How often a seed looks whether the service still has it.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// Where a seed's bytes are.
+#[derive(Debug, Clone)]
+pub enum SeedFrom {
+    /// On disk: they are read into an arena of the seed's own, and verified there.
+    Image(Image, RankImage),
+    /// In an arena of this process, which is served as it lies. Whoever asks has compared its blocks with the manifest's digests,
+    /// and keeps from changing them while it is served; what is served already is another generation from then on.
+    Arena(Arc<dyn Arena>, Arc<Manifest>),
+}
+
 /// A seed to be.
 #[derive(Debug, Clone)]
 pub struct SeedRequest {
-    /// The image, opened.
-    pub image: Image,
-    /// Which rank image of it.
-    pub rank: RankImage,
+    /// Where its bytes are.
+    pub from: SeedFrom,
     /// What people call the model, and its edition.
     pub model: String,
     /// Which edition of it; may be empty.
@@ -68,22 +76,35 @@ pub struct Serving {
     pub trace: String,
 }
 
-/// What identifies the bytes of `rank`; and the manifest that proves them.
-fn content(request: &SeedRequest) -> Result<(Content, Vec<u8>)> {
-    let manifest = Manifest::read(&request.image, &request.rank)?;
-    let fingerprint = serde_json::to_vec(&request.image.metadata().fingerprint)
+/// The manifest that proves the bytes. Blocks.
+fn manifest(from: &SeedFrom) -> Result<Arc<Manifest>> {
+    match from {
+        SeedFrom::Image(image, rank) => Ok(Arc::new(Manifest::of(image, rank)?)),
+        SeedFrom::Arena(arena, manifest) if arena.payload() == manifest.entry.payload_bytes => {
+            Ok(Arc::clone(manifest))
+        }
+        SeedFrom::Arena(arena, manifest) => {
+            let (found, needed) = (arena.payload(), manifest.entry.payload_bytes);
+            let detail = format!("the arena has {found} bytes, the image's payload {needed}");
+            Err(Error::new(Kind::Invalid, "seed", detail))
+        }
+    }
+}
+
+/// What identifies the bytes that `manifest` proves.
+fn content(request: &SeedRequest, manifest: &Manifest) -> Result<Content> {
+    let fingerprint = serde_json::to_vec(&manifest.metadata.fingerprint)
         .map_err(|e| Error::new(Kind::Invalid, "json", e.to_string()))?;
-    let content = Content {
-        image: request.image.id().to_owned(),
-        rank: request.rank.coordinate.to_string(),
+    Ok(Content {
+        image: manifest.metadata.id.clone(),
+        rank: manifest.entry.coordinate.to_string(),
         model: request.model.clone(),
         revision: request.revision.clone(),
         fingerprint: blake3::hash(&fingerprint).to_hex().to_string(),
-        bytes: request.rank.payload_bytes,
-        manifest: blake3::hash(&manifest).to_hex().to_string(),
-        manifest_bytes: manifest.len() as u64,
-    };
-    Ok((content, manifest))
+        bytes: manifest.entry.payload_bytes,
+        manifest: blake3::hash(manifest.bytes()).to_hex().to_string(),
+        manifest_bytes: manifest.bytes().len() as u64,
+    })
 }
 
 /// Seeds until `stop`; then readers are drained. `told` is told once clones can come. Needs a tokio runtime with IO, time
@@ -132,16 +153,24 @@ async fn seeded(
     let opened = seat.open().await?;
     let (content, manifest) = blocking({
         let request = request.clone();
-        move || content(&request)
+        move || {
+            let manifest = manifest(&request.from)?;
+            Ok((content(&request, &manifest)?, manifest))
+        }
     })
     .await?;
-    let held = seat.hold(&opened, content.bytes).await?;
+    let held = match &request.from {
+        SeedFrom::Image(..) => seat.hold(&opened, content.bytes).await?,
+        SeedFrom::Arena(arena, _) => seat.hold_in(&opened, Arc::clone(arena)).await?,
+    };
     watched.filling(MemberId(held.generation), &content, &trace);
     let began = Instant::now();
     blocking({
-        let (arena, rank, memory) = (Arc::clone(&held.arena), request.rank.clone(), seat.config.memory);
+        let (arena, from, memory) = (Arc::clone(&held.arena), request.from.clone(), seat.config.memory);
         move || {
-            fill(&rank.path, rank.table.digests(), &arena, threads(memory))?;
+            if let SeedFrom::Image(_, rank) = from {
+                fill(&rank.path, rank.table.digests(), &arena, threads(memory))?;
+            }
             arena.publish(ShardId(0), arena.payload())
         }
     })
@@ -164,12 +193,12 @@ async fn seeded(
         trace: trace.clone(),
     };
     let membership =
-        seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest, &trace).await?;
+        seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest.bytes().to_vec(), &trace).await?;
     watched.registered(membership.pulse());
     watched.ready();
     told(&serving);
 
-    let mut recheck = Recheck::new(&held.arena, &Arc::new(request.rank.table.digests().clone()));
+    let mut recheck = Recheck::new(&held.arena, &Arc::new(manifest.table.digests().clone()));
     tokio::pin!(stop);
     let evicted = loop {
         tokio::select! {

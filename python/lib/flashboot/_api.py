@@ -290,10 +290,11 @@ def seed(
 ):
     """Fills memory from an image, verifies it, and serves it until it is stopped. Returns once clones can come.
 
-    `image` is an `Image` or its directory. `rendezvous` is the replication service to register at; `embed` (`127.0.0.1:0`) has it
+    `image` is an `Image` or its directory; or an `Arena`, which is served as it lies, if every block of it is what its digest says:
+    nothing may change it until the seed is stopped. `rendezvous` is the replication service to register at; `embed` (`127.0.0.1:0`) has it
     served here. Times are in seconds.
     """
-    image = image if isinstance(image, Image) else Image(image)
+    image = image if isinstance(image, (Arena, Image)) else Image(image)
     return Seed(
         _flashboot.seed(
             image._inner,

@@ -101,7 +101,7 @@ def clone(
     progress: Progress | None = None,
 ) -> Arena: ...
 def seed(
-    image: Image | StrPath,
+    image: Image | Arena | StrPath,
     *,
     rank: str | None = None,
     model: str | None = None,

@@ -37,7 +37,7 @@ async def clone(
     progress: Progress | None = None,
 ) -> Arena: ...
 async def seed(
-    image: Image | StrPath,
+    image: Image | Arena | StrPath,
     *,
     rank: str | None = None,
     model: str | None = None,

@@ -1,7 +1,8 @@
 """Tensors of what was loaded, and images of live models.
 
 `state_dict(arena)` is every tensor by name, `capture(model, path)` an image of everything a model holds, `bind(model, arena)`
-puts an arena's tensors in the place of a model's own, which may be on the meta device.
+puts an arena's tensors in the place of a model's own, which may be on the meta device. `compact(model)` is an arena that has what a
+live model holds.
 
 A bound model sees the arena's memory: an update in place changes it for everybody who sees it. Parameters are bound without
 `requires_grad` for that reason.
@@ -12,10 +13,11 @@ import gc
 import torch
 
 from ._dtypes import DTYPES, PACKED
+from ._ranks import capture_ranks
 from ._slots import Slots, is_meta
 from .errors import InvalidError, MismatchError, _listed
 
-__all__ = ["bind", "capture", "state_dict"]
+__all__ = ["bind", "capture", "capture_ranks", "compact", "state_dict"]
 
 #: How the name of a run of bytes ends that only views see.
 STORAGE = "#storage"
@@ -78,6 +80,8 @@ def capture(
     engine=None,
     kernel=None,
     model_config=None,
+    rank=None,
+    world=None,
     replace=False,
     progress=None,
 ):
@@ -89,10 +93,49 @@ def capture(
     `stage` is `engine-params`, or `kernel-ready` for what an engine has processed; then `kernel` says for which GPU and kernels
     (`compute_capability`, `backends`, `torch`, `kv_dtype`). `engine` is a pair (name, version); by default transformers' where the
     model is one of its own, else torch's. `model_config` is a configuration with `to_json_string`, or the text of a `config.json`;
-    by default the model's own.
+    by default the model's own. `rank` is the name of the rank whose part the model is (`target-0-1-0-0`) and `world` how many there are:
+    pipeline stages, tensor-, expert- and data-parallel ranks.
     """
     from . import _flashboot
     from ._api import Image
+
+    given, keep = _captured(model, stage, engine, kernel, model_config, rank, world)
+    named = {"replace": replace, "progress": progress}
+    inner = _flashboot.capture(path, *given[:-1], model_config=given[-1], **named)
+    del keep  # what the bytes were copied from
+    return Image._of(inner)
+
+
+def compact(
+    model,
+    *,
+    stage="engine-params",
+    engine=None,
+    kernel=None,
+    model_config=None,
+    rank=None,
+    world=None,
+    device="cpu",
+    config=None,
+    progress=None,
+):
+    """Copies everything that a live `model` holds into an arena, an image that never was on a disk; the arena.
+
+    `flashboot.seed(arena, …)` serves it, so that a running model becomes a seed without being written anywhere. It is a copy: what
+    is done to the model afterwards does not change what is served. `device` is where the arena is; the rest is as for `capture`.
+    """
+    from . import _flashboot
+    from ._api import Arena
+
+    given, keep = _captured(model, stage, engine, kernel, model_config, rank, world)
+    named = {"device": device, "config": config, "progress": progress}
+    inner = _flashboot.compact(*given[:-1], model_config=given[-1], **named)
+    del keep
+    return Arena(inner)
+
+
+def _captured(model, stage, engine, kernel, model_config, rank, world):
+    """What the extension module takes, the text of the configuration last; and what the bytes lie in."""
     from ._runs import runs
 
     slots = Slots(model)
@@ -107,18 +150,12 @@ def capture(
     purpose = {"stage": stage, "engine": {"name": name, "version": version}}
     if kernel is not None:
         purpose["kernel"] = kernel
-    inner = _flashboot.capture(
-        path,
-        tensors,
-        aliases,
-        views,
-        purpose,
-        model_config=_config_text(model if model_config is None else model_config),
-        replace=replace,
-        progress=progress,
-    )
-    del keep  # what the bytes were copied from
-    return Image._of(inner)
+    if rank is not None:
+        purpose["rank"] = rank
+    if world is not None:
+        purpose["world"] = dict(zip(("pp", "tp", "ep", "dp"), world, strict=True))
+    config = _config_text(model if model_config is None else model_config)
+    return (tensors, aliases, views, purpose, config), keep
 
 
 def _engine_of(model):
@@ -174,7 +211,17 @@ def bind(model, arena, *, engine=None, kernel=None):
     return model
 
 
-def _put(model, arena):
+def like_entry(entry):
+    """A tensor of an entry's dtype and shape that has no memory."""
+    _, code, _, shape, stride, _ = entry
+    dtype, _, _ = _Begins(torch.device("meta"))[code]
+    if code in PACKED:
+        shape, stride = _packed(code, shape)
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def _put(model, arena, stay=False):
+    """`stay`: what lies on another device than the arena stays there, as a copy; unless it is on the meta device."""
     slots = Slots(model)
     entries = {entry[0]: entry for entry in arena._entries()}
     _check_names(slots, entries)
@@ -200,7 +247,10 @@ def _put(model, arena):
             key = id(old) if 0 in shape else (offset, dtype, shape, stride, type(old))
             tensor = made.get(key)
         if tensor is None:
-            tensor = slot.like(begin.new_empty(0).set_(storage, offset // size, shape, stride))
+            view = begin.new_empty(0).set_(storage, offset // size, shape, stride)
+            if stay and not old.is_meta and old.device != view.device:
+                view = view.to(old.device)
+            tensor = slot.like(view)
             if key is not None:
                 made[key] = tensor
         new.append((slot, tensor))

@@ -1,11 +1,11 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
 from ._api import Arena, Image, Progress, StrPath
 
-__all__ = ["bind", "capture", "state_dict"]
+__all__ = ["bind", "capture", "capture_ranks", "compact", "state_dict"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -20,9 +20,32 @@ def capture(
     engine: tuple[str, str] | None = None,
     kernel: Mapping[str, Any] | None = None,
     model_config: Any = None,
+    rank: str | None = None,
+    world: tuple[int, int, int, int] | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Image: ...
+def capture_ranks(
+    make: Callable[[], torch.nn.Module],
+    path: StrPath,
+    ranks: int,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> dict[str, Image]: ...
+def compact(
+    model: torch.nn.Module,
+    *,
+    stage: str = "engine-params",
+    engine: tuple[str, str] | None = None,
+    kernel: Mapping[str, Any] | None = None,
+    model_config: Any = None,
+    rank: str | None = None,
+    world: tuple[int, int, int, int] | None = None,
+    device: str = "cpu",
+    config: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Arena: ...
 def bind(
     model: Model,
     arena: Arena,

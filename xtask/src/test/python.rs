@@ -53,16 +53,21 @@ pub(crate) fn split_references(workspace: &Workspace, python: &Path) -> Result<P
     made_by(workspace, python, SPLIT_SCRIPT, "parts", None)
 }
 
-/// The same of the parameters that vLLM loads. Its packages lie in a folder of their own, beside the environment.
+/// The same of the parameters that vLLM loads.
 pub(crate) fn engine_references(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
+    let packages = engine_packages(workspace, python)?;
+    made_by(workspace, python, ENGINES_SCRIPT, "parameters", Some(&packages))
+}
+
+/// The engines' packages, in a folder of their own beside the environment.
+pub(super) fn engine_packages(workspace: &Workspace, python: &Path) -> Result<PathBuf> {
     let lock = workspace.path(ENGINES_LOCK);
     let key = cache::key(&[
         &fs::read(&lock).context(ENGINES_LOCK)?,
         &fs::read(workspace.path(LOCK)).context(LOCK)?,
     ]);
     let install = |at: &Path| install(python, &lock, at);
-    let packages = cache::get_or_make(&cache::folder()?, &format!("engines-{key}"), |_| true, install)?;
-    made_by(workspace, python, ENGINES_SCRIPT, "parameters", Some(&packages))
+    cache::get_or_make(&cache::folder()?, &format!("engines-{key}"), |_| true, install)
 }
 
 /// The folder of packages that an S3 store runs from.

@@ -16,6 +16,8 @@ pub(crate) const STAGE: &str = "python package";
 const LOCK: &str = "xtask/python/wheel.lock";
 /// Where `python/tests` and its settings are.
 const FOLDER: &str = "python";
+/// Where its tests find the engines' packages.
+const ENGINES_VARIABLE: &str = "FLASHBOOT_TEST_ENGINES";
 /// Below the clone's build folder.
 const WHEELS: &str = "target/wheels/test";
 
@@ -28,6 +30,8 @@ pub(super) fn run(workspace: &Workspace, python: &Path) -> Result<Outcome> {
     pytest.args(["-m", "pytest", "-rs"]).current_dir(workspace.path(FOLDER));
     pytest.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
     pytest.env("HF_HUB_OFFLINE", "1").env("TOKENIZERS_PARALLELISM", "false");
+    pytest.env(ENGINES_VARIABLE, python::engine_packages(workspace, python)?);
+    pytest.env(super::SHARDS_VARIABLE, python::parallel_references(workspace, python)?);
     let (passed, said) = shell::tee(&mut pytest)?;
     if !passed {
         bail!("tests of the Python package failed; they are named above");

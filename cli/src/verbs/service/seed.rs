@@ -7,7 +7,7 @@ use crate::{
 use clap::Args;
 use flashboot::{
     config::Config,
-    service::{self, SeedRequest, Serving},
+    service::{self, SeedFrom, SeedRequest, Serving},
 };
 use flashboot_checkpoint::{Image, RankImage};
 use flashboot_rendezvous::store::Address;
@@ -49,8 +49,7 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
     let rank = rank(&image, args.rank.as_deref())?;
     let request = SeedRequest {
         model: args.model.clone().unwrap_or_else(|| name(&image)),
-        rank,
-        image,
+        from: SeedFrom::Image(image, rank),
         revision: args.revision.clone(),
         rendezvous: args.rendezvous.clone(),
         embed: args.embed,

@@ -1,0 +1,73 @@
+"""Every rank of a layout, one after another in one process, on one device: each believes that it is its rank, and talks to nobody.
+
+A process group of torch's own that communicates with nobody says who one is. What a rank's parameters are must follow from that
+and the checkpoint alone, which is so where ranks cut what they read; a value that ranks agree on by a collective would be wrong.
+"""
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+from ._slots import Slots
+from .errors import InvalidError
+
+
+@contextlib.contextmanager
+def as_rank(rank, ranks):
+    """Inside, this process is `rank` of `ranks` to `torch.distributed`."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise InvalidError("ranks: torch.distributed is initialised already; do this in a process of its own", "ranks")
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def localise(model):
+    """Puts this rank's part in the place of every tensor that is spread over ranks; how many there were."""
+    from torch.distributed.tensor import DTensor
+
+    spread, made = 0, {}
+    for slot in Slots(model):
+        old = slot.tensor
+        data = old.data if isinstance(old, torch.nn.Parameter) else old
+        if isinstance(data, DTensor):
+            spread += 1
+            if id(old) not in made:
+                local = data.to_local()
+                is_parameter = isinstance(old, torch.nn.Parameter)
+                made[id(old)] = torch.nn.Parameter(local, requires_grad=False) if is_parameter else local
+            slot.put(made[id(old)])
+    return spread
+
+
+def capture_ranks(make, path, ranks, *, progress=None, **options):
+    """Writes an image of each of `ranks` tensor-parallel ranks to a directory of `path`, called as the rank is; the images, by name.
+
+    `make()` makes the model of the rank that the process is at that moment, as `from_pretrained(…, tp_plan="auto")` does; one rank's
+    model is in memory at a time. `options` are those of `flashboot.torch.capture`.
+    """
+    from .torch import capture
+
+    if ranks < 1:
+        raise InvalidError(f"ranks: {ranks} ranks, at least one is wanted", "ranks")
+    path, images = Path(path), {}
+    path.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        name = f"target-0-{rank}-0-0"
+        with as_rank(rank, ranks):
+            model = make()
+            config = getattr(model, "config", None)
+            if ranks > 1 and localise(model) == 0:
+                raise InvalidError(f"ranks: no tensor of {type(model).__name__} is spread over {ranks} ranks; `make` is to split it", "ranks")
+            options.setdefault("model_config", config)
+            images[name] = capture(
+                model, path / name, rank=name, world=(1, ranks, 1, 1), progress=progress, **options
+            )
+            del model
+    return images
