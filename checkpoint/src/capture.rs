@@ -11,7 +11,8 @@ use crate::image::{
     SourceFile, Stage, TableOrigin, TableParts, TableRow, World, write_table,
 };
 use crate::pack::{
-    PackOptions, PackReport, hash_payload, is_replaceable, sealed, write_hashed, write_metadata, write_payload,
+    PackOptions, PackReport, hash_payload, is_replaceable, sealed, write_hashed, write_metadata,
+    write_payload,
 };
 use crate::staging::Staging;
 use flashboot_core::layout::{Layout, Spec};
@@ -163,7 +164,8 @@ pub fn capture_into(
     let origin = TableOrigin::Memory(&source);
     let mut table = Vec::new();
     rows_to(path, &mut table, captured, &checked, origin, &digests)?;
-    let named = Named { table_bytes: table.len() as u64, table_hash: blake3::hash(&table), digests: &digests };
+    let named =
+        Named { table_bytes: table.len() as u64, table_hash: blake3::hash(&table), digests: &digests };
     let (fingerprint, entry) = describe(captured, &checked, origin, &named)?;
     let numbers = captured.config.numbers.clone();
     let (metadata, sealed) = sealed(path, fingerprint, numbers, captured.part.1, entry)?;

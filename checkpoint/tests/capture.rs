@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 use flashboot_checkpoint::{
-    Captured, CapturedTensor, Coordinate, Engine, Image, LayoutOptions, ModelConfig, NewView, OpenOptions,
-    PackOptions, Stage, VerifyOptions, capture, diff, is_image, reshard, verify,
+    Captured, CapturedTensor, Coordinate, Engine, Image, LayoutOptions, ModelConfig, ModelPart, NewView,
+    OpenOptions, PackOptions, Stage, VerifyOptions, World, capture, capture_into, diff, is_image, reshard,
+    verify,
 };
-use flashboot_core::{Dtype, Kind};
-use std::path::Path;
+use flashboot_core::{Arena, ArenaSpec, Dtype, Kind};
+use flashboot_memory::{HostArena, HostArenaConfig};
+use std::{path::Path, sync::Arc};
 
 fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> CapturedTensor {
     let bytes = dtype.bytes_of(shape).unwrap();
@@ -132,4 +134,57 @@ fn a_file_is_no_image_and_neither_is_nothing() {
     for (name, found) in [("image", true), ("model.safetensors", false), ("nothing", false), ("", false)] {
         assert_eq!(is_image(&dir.path().join(name)), Ok(found), "{name}");
     }
+}
+
+fn host(payload: u64) -> flashboot_core::Result<Arc<dyn Arena>> {
+    Ok(HostArena::create(ArenaSpec { payload, shards: 1 }, &HostArenaConfig::default())?.0)
+}
+
+#[test]
+fn what_is_captured_into_an_arena_is_the_image_that_would_have_been_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = write(&model(), &dir.path().join("image")).unwrap();
+    let (arena, manifest) = capture_into(&model(), host, None, &()).unwrap();
+    let rank = image.rank(Coordinate::WHOLE).unwrap();
+    assert_eq!(manifest.metadata.id, image.id());
+    assert_eq!(manifest.bytes(), flashboot_checkpoint::Manifest::read(&image, rank).unwrap());
+    let payload = std::fs::read(&rank.path).unwrap();
+    let mut found = vec![0; payload.len()];
+    arena.copy_out(0, &mut found).unwrap();
+    assert!(found == payload);
+}
+
+#[test]
+fn a_rank_of_several_is_an_image_of_that_rank() {
+    let world = World { tp: 2, ..World::ONE };
+    let coordinate: Coordinate = "target-0-1-0-0".parse().unwrap();
+    assert_eq!(coordinate, Coordinate { tp: 1, ..Coordinate::WHOLE });
+    let dir = tempfile::tempdir().unwrap();
+    let image = write(&Captured { part: (coordinate, world), ..model() }, &dir.path().join("image")).unwrap();
+    assert!(image.rank(coordinate).is_some() && image.rank(Coordinate::WHOLE).is_none());
+    assert_eq!(image.metadata().layout.world, world);
+    assert_ne!(image.metadata().fingerprint.layout, "experts-then-rest");
+    let outside = Captured { part: (Coordinate { tp: 2, ..coordinate }, world), ..model() };
+    let refused = write(&outside, &dir.path().join("other")).unwrap_err().to_string();
+    assert!(refused.contains("target-0-2-0-0") && refused.contains("2 tensor-parallel"), "{refused}");
+    for text in [
+        "",
+        "target",
+        "target-0-0-0",
+        "target-0-0-0-0-0",
+        "target-0-00-0-0",
+        "other-0-0-0-0",
+        "target-0--1-0-0",
+    ] {
+        assert!(text.parse::<Coordinate>().is_err(), "{text}");
+    }
+    let draft: Coordinate = "draft-3-0-7-1".parse().unwrap();
+    assert_eq!((draft.model, draft.to_string().as_str()), (ModelPart::Draft, "draft-3-0-7-1"));
+}
+
+#[test]
+fn what_an_arena_refuses_ends_the_capture() {
+    let full = |_| Err(flashboot_core::Error::new(Kind::Exhausted, "mmap", "no memory"));
+    let refused = capture_into(&model(), full, None, &()).unwrap_err();
+    assert_eq!(flashboot_core::Error::from(refused).kind(), Kind::Exhausted);
 }

@@ -58,7 +58,11 @@ impl Arena {
     /// The memory, to be served as it lies, if every block of it is still what its digest says.
     pub(crate) fn served(&self, py: Python<'_>, rank: Option<&str>) -> PyResult<SeedFrom> {
         if self.borrowed {
-            let error = Error::new(Kind::Invalid, "seed", "the node agent holds this memory, which is not ours to serve");
+            let error = Error::new(
+                Kind::Invalid,
+                "seed",
+                "the node agent holds this memory, which is not ours to serve",
+            );
             return Err(raised(py, &error.with_remedy("seed the image, or attach private")));
         }
         let made = py.detach(|| {

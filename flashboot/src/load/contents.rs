@@ -126,8 +126,10 @@ impl Contents {
         match &self.proof {
             Some(Proof::Image(image, rank)) => Ok(Arc::new(Manifest::of(image, rank)?)),
             Some(Proof::Manifest(manifest)) => Ok(Arc::clone(manifest)),
-            None => Err(Error::new(Kind::Invalid, "manifest", "nothing proves these bytes: they are no image's")
-                .with_remedy("pack the checkpoint, and load the image")),
+            None => {
+                Err(Error::new(Kind::Invalid, "manifest", "nothing proves these bytes: they are no image's")
+                    .with_remedy("pack the checkpoint, and load the image"))
+            }
         }
     }
 

@@ -265,7 +265,8 @@ fn sources(
         payload: manifest.entry.payload_bytes,
         digests: Some(Arc::new(manifest.table.digests().clone())),
     };
-    let listed = |manifest: &flashboot_checkpoint::Manifest| Contents::of_manifest(Arc::new(manifest.clone()));
+    let listed =
+        |manifest: &flashboot_checkpoint::Manifest| Contents::of_manifest(Arc::new(manifest.clone()));
     if let Some(manifest) = &manifest {
         contents.get_or_insert_with(|| listed(manifest));
         payload_name = Some(manifest.entry.payload.clone());

@@ -192,8 +192,9 @@ async fn seeded(
         load_ms,
         trace: trace.clone(),
     };
-    let membership =
-        seat.join(&client, &opened, &held, (Role::Seed, content, None), manifest.bytes().to_vec(), &trace).await?;
+    let membership = seat
+        .join(&client, &opened, &held, (Role::Seed, content, None), manifest.bytes().to_vec(), &trace)
+        .await?;
     watched.registered(membership.pulse());
     watched.ready();
     told(&serving);

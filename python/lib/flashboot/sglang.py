@@ -33,8 +33,6 @@ def register():
         return
     add_load_format_choices([FORMAT])
     HookRegistry.register(_VERIFY, _verify, HookType.AROUND)
-    for target in _UPDATES:
-        HookRegistry.register(target, _before_update, HookType.BEFORE)
 
 
 def _verify(verify, config):
@@ -54,7 +52,13 @@ _made = []
 def loader():
     """The loader's class, made when SGLang is there."""
     if not _made:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
         _made.append(_loader())
+        # Only where weights are loaded: what these are in is much to import.
+        for target in _UPDATES:
+            HookRegistry.register(target, _before_update, HookType.BEFORE)
+        HookRegistry.apply_hooks()
     return _made[0]
 
 
@@ -223,7 +227,9 @@ def _refuse_unseen(model, model_config):
     from sglang.srt.weight_cache.protocol import check_ipc_quant_support, get_quant_method_name
 
     quant_config = getattr(model_config.hf_config, "quantization_config", None)
-    method = get_quant_method_name(model_config.quantization) or (quant_config and get_quant_method_name(quant_config))
+    method = get_quant_method_name(model_config.quantization)
+    if not method and quant_config is not None:
+        method = get_quant_method_name(quant_config)
     try:
         check_ipc_quant_support(method, quant_config, where="flashboot")
     except Exception as e:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 
-os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
+os.environ.update(HF_HUB_OFFLINE="1")
 
 import torch
 from common import Cases, bits, checkpoints, differences, folder_of, raising, shares, sliced
@@ -101,7 +101,7 @@ for name in models:
     def _():
         _, model = load(name, {"write_image": str(folder / f"{name}.image")})
         wrong, count = differences(stock(name), model)
-        assert not wrong and count > 20, (wrong, count)
+        assert not wrong and count > 12, (wrong, count)
         image = flashboot.Image(folder / f"{name}.image")
         assert image.stage == "engine-params" and image.fingerprint["model_type"] == name
         assert image.fingerprint["engine"] == {"name": "sglang", "version": sglang.__version__}
