@@ -73,7 +73,8 @@ pub(crate) fn seed(
     let (from, folder) = match &image {
         Served::Image(image) => {
             let folder = image.inner().dir().file_name().map(|name| name.to_string_lossy().into_owned());
-            (SeedFrom::Image(image.inner().clone(), image.rank(py, rank)?.clone()), folder)
+            let from = Box::new((image.inner().clone(), image.rank(py, rank)?.clone()));
+            (SeedFrom::Image(from), folder)
         }
         Served::Arena(arena) => (arena.served(py, rank)?, None),
     };

@@ -16,7 +16,7 @@ pub struct Contents {
 /// Where the manifest is that proves the bytes.
 #[derive(Debug, Clone)]
 enum Proof {
-    Image(Image, RankImage),
+    Image(Box<(Image, RankImage)>),
     Manifest(Arc<Manifest>),
 }
 
@@ -52,7 +52,7 @@ impl Contents {
     /// Of a rank image on disk.
     pub fn of_rank(image: &Image, rank: &RankImage) -> Self {
         let fingerprint = image.metadata().fingerprint.clone();
-        let proof = Proof::Image(image.clone(), rank.clone());
+        let proof = Proof::Image(Box::new((image.clone(), rank.clone())));
         Self { proof: Some(proof), ..Self::image(fingerprint, Arc::clone(&rank.table)) }
     }
 
@@ -124,7 +124,7 @@ impl Contents {
     /// [`Kind::Invalid`] of a stock checkpoint; those of reading.
     pub fn manifest(&self) -> Result<Arc<Manifest>> {
         match &self.proof {
-            Some(Proof::Image(image, rank)) => Ok(Arc::new(Manifest::of(image, rank)?)),
+            Some(Proof::Image(from)) => Ok(Arc::new(Manifest::of(&from.0, &from.1)?)),
             Some(Proof::Manifest(manifest)) => Ok(Arc::clone(manifest)),
             None => {
                 Err(Error::new(Kind::Invalid, "manifest", "nothing proves these bytes: they are no image's")

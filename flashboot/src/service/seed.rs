@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub enum SeedFrom {
     /// On disk: they are read into an arena of the seed's own, and verified there.
-    Image(Image, RankImage),
+    Image(Box<(Image, RankImage)>),
     /// In an arena of this process, which is served as it lies. Whoever asks has compared its blocks with the manifest's digests,
     /// and keeps from changing them while it is served; what is served already is another generation from then on.
     Arena(Arc<dyn Arena>, Arc<Manifest>),
@@ -79,7 +79,7 @@ pub struct Serving {
 /// The manifest that proves the bytes. Blocks.
 fn manifest(from: &SeedFrom) -> Result<Arc<Manifest>> {
     match from {
-        SeedFrom::Image(image, rank) => Ok(Arc::new(Manifest::of(image, rank)?)),
+        SeedFrom::Image(from) => Ok(Arc::new(Manifest::of(&from.0, &from.1)?)),
         SeedFrom::Arena(arena, manifest) if arena.payload() == manifest.entry.payload_bytes => {
             Ok(Arc::clone(manifest))
         }
@@ -168,7 +168,8 @@ async fn seeded(
     blocking({
         let (arena, from, memory) = (Arc::clone(&held.arena), request.from.clone(), seat.config.memory);
         move || {
-            if let SeedFrom::Image(_, rank) = from {
+            if let SeedFrom::Image(from) = from {
+                let rank = &from.1;
                 fill(&rank.path, rank.table.digests(), &arena, threads(memory))?;
             }
             arena.publish(ShardId(0), arena.payload())

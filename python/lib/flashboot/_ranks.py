@@ -5,6 +5,7 @@ and the checkpoint alone, which is so where ranks cut what they read; a value th
 """
 
 import contextlib
+import os
 from pathlib import Path
 
 import torch
@@ -15,17 +16,28 @@ from .errors import InvalidError
 
 @contextlib.contextmanager
 def as_rank(rank, ranks):
-    """Inside, this process is `rank` of `ranks` to `torch.distributed`."""
+    """Inside, this process is `rank` of `ranks`, to `torch.distributed` and by the variables that launchers set."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise InvalidError("ranks: torch.distributed is initialised already; do this in a process of its own", "ranks")
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    # As a launcher tells them; every rank is on the device that this process has.
+    told = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
-        yield
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
     finally:
-        dist.destroy_process_group()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def localise(model):
@@ -46,11 +58,13 @@ def localise(model):
     return spread
 
 
-def capture_ranks(make, path, ranks, *, progress=None, **options):
+def capture_ranks(
+    make, path, ranks, *, stage="engine-params", engine=None, kernel=None, model_config=None, replace=False, progress=None
+):
     """Writes an image of each of `ranks` tensor-parallel ranks to a directory of `path`, called as the rank is; the images, by name.
 
     `make()` makes the model of the rank that the process is at that moment, as `from_pretrained(…, tp_plan="auto")` does; one rank's
-    model is in memory at a time. `options` are those of `flashboot.torch.capture`.
+    model is in memory at a time. The rest is as for `flashboot.torch.capture`.
     """
     from .torch import capture
 
@@ -62,12 +76,11 @@ def capture_ranks(make, path, ranks, *, progress=None, **options):
         name = f"target-0-{rank}-0-0"
         with as_rank(rank, ranks):
             model = make()
-            config = getattr(model, "config", None)
             if ranks > 1 and localise(model) == 0:
                 raise InvalidError(f"ranks: no tensor of {type(model).__name__} is spread over {ranks} ranks; `make` is to split it", "ranks")
-            options.setdefault("model_config", config)
             images[name] = capture(
-                model, path / name, rank=name, world=(1, ranks, 1, 1), progress=progress, **options
+                model, path / name, rank=name, world=(1, ranks, 1, 1), stage=stage, engine=engine, kernel=kernel,
+                model_config=model_config, replace=replace, progress=progress,
             )
             del model
     return images

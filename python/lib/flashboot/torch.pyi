@@ -30,8 +30,12 @@ def capture_ranks(
     path: StrPath,
     ranks: int,
     *,
+    stage: str = "engine-params",
+    engine: tuple[str, str] | None = None,
+    kernel: Mapping[str, Any] | None = None,
+    model_config: Any = None,
+    replace: bool = False,
     progress: Progress | None = None,
-    **options: Any,
 ) -> dict[str, Image]: ...
 def compact(
     model: torch.nn.Module,

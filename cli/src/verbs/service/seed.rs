@@ -49,7 +49,7 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
     let rank = rank(&image, args.rank.as_deref())?;
     let request = SeedRequest {
         model: args.model.clone().unwrap_or_else(|| name(&image)),
-        from: SeedFrom::Image(image, rank),
+        from: SeedFrom::Image(Box::new((image, rank))),
         revision: args.revision.clone(),
         rendezvous: args.rendezvous.clone(),
         embed: args.embed,
