@@ -120,3 +120,27 @@ pub(crate) fn c_text(text: &str) -> CString {
 pub(crate) fn invalid(op: &'static str, detail: impl Into<String>) -> Error {
     Error::new(Kind::Invalid, op, detail.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn said() -> String {
+        // SAFETY: the text of this thread's last error, which ends in a zero and is not changed meanwhile.
+        unsafe { CStr::from_ptr(fb_last_error()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_stays_on_this_side_and_an_error_is_its_threads_own() {
+        assert_eq!(said(), "");
+        assert_eq!(guard(|| panic!("a defect")), fb_status::FB_PANIC);
+        assert!(said().contains("a defect; what it says is on stderr"), "{}", said());
+        assert_eq!(guard(|| Err(invalid("test", "a \0 in it"))), fb_status::FB_INVALID);
+        assert!(said().contains("a \u{fffd} in it"), "{}", said());
+        assert_eq!(guard(|| Ok(())), fb_status::FB_OK);
+        assert!(said().contains("in it"), "it stays until the next failure");
+        assert_eq!(std::thread::spawn(said).join().unwrap(), "");
+        assert_eq!(guarded(7, || Err(invalid("test", "no"))), 7);
+    }
+}
