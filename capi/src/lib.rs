@@ -1,8 +1,8 @@
 //! The C interface: the facade's calls for programs that are not Rust. `include/flashboot.h` is generated from this crate, and its
 //! tests compile and run a program against it.
 //!
-//! Owns: handles that C cannot misuse into undefined behaviour ([`handle`]), status codes and the last error of each thread
-//! ([`status`]), and the edge where pointers are read and written ([`edge`]).
+//! Owns: handles that C cannot misuse into undefined behaviour (`handle`), status codes and the last error of each thread
+//! (`status`), and the edge where pointers are read and written (`edge`).
 //!
 //! Must never: decide anything the facade decides, let a panic or an exception cross the boundary, look behind a handle that it did
 //! not give out, or keep a pointer that it was given past the call.

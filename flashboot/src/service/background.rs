@@ -59,7 +59,7 @@ impl Starting {
     /// Waits no longer than `timeout`.
     ///
     /// # Errors
-    /// Why it ended before it served: those of [`seed`].
+    /// Why it ended before it served: those of [`seed`](fn@seed).
     pub fn wait(self, timeout: Duration) -> Result<Waited> {
         match self.told.recv_timeout(timeout) {
             Ok(serving) => Ok(Waited::Serving(Box::new(serving), self.running)),
