@@ -3,6 +3,7 @@
 //! For what only a new process helps against: a GPU context that is lost takes every call of its process with it, and gives the
 //! GPU's memory back only when that is gone. Whoever supervises the process sees no end of it.
 
+use crate::program;
 use flashboot_core::{Error, Retry};
 use std::{
     convert::Infallible, ffi::OsString, io, os::unix::process::CommandExt as _, process::Command, thread,
@@ -26,13 +27,13 @@ pub(crate) fn instead_of(error: &Error, before: u32) {
     let wait = BACK_OFF.saturating_mul(1 << before);
     warn!(%error, "only a new process helps: beginning anew in {wait:?}");
     thread::sleep(wait);
-    let Err(error) = exec(&arguments(std::env::args_os().skip(1), before + 1));
+    let Err(error) = exec(&arguments(program::arguments().into_iter(), before + 1));
     warn!(%error, "cannot begin anew");
 }
 
 fn exec(arguments: &[OsString]) -> Result<Infallible, io::Error> {
-    // What runs, also where its file was replaced meanwhile.
-    Err(Command::new("/proc/self/exe").args(arguments).exec())
+    let (path, leading) = program::same();
+    Err(Command::new(path).args(leading).args(arguments).exec())
 }
 
 /// `given`, with the count in place of the one before.

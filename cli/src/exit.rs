@@ -4,6 +4,34 @@ use flashboot::ErrorWire;
 use flashboot_core::{Error, Kind};
 use serde_json::{Map, Value};
 
+/// How the program ends: 0 done, 1 failed, 2 bad usage, 3 refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(u8);
+
+impl Code {
+    /// Done.
+    pub const SUCCESS: Self = Self(0);
+    /// Failed.
+    pub const FAILURE: Self = Self(1);
+
+    /// As the system has it.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl From<u8> for Code {
+    fn from(number: u8) -> Self {
+        Self(number)
+    }
+}
+
+impl From<Code> for std::process::ExitCode {
+    fn from(code: Code) -> Self {
+        Self::from(code.0)
+    }
+}
+
 /// A failed verb.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {

@@ -1,10 +1,12 @@
 //! What goes to stdout and stderr. A reader that went away (`| head`) is no error and no panic.
 
-use crate::{exit::Failure, human};
+use crate::{
+    exit::{Code, Failure},
+    human,
+};
 use serde_json::{Value, json};
 use std::{
     io::{self, Write},
-    process::ExitCode,
     sync::atomic::{AtomicU8, Ordering},
 };
 
@@ -44,7 +46,7 @@ impl Output {
     }
 
     /// As [`fail`](Self::fail), from the thread that watches for signals: unless the verb has said how it ended already.
-    pub(crate) fn fail_by_signal(self, failure: &Failure) -> Option<ExitCode> {
+    pub(crate) fn fail_by_signal(self, failure: &Failure) -> Option<Code> {
         says(SIGNAL).then(|| self.print(failure))
     }
 
@@ -70,12 +72,12 @@ impl Output {
     }
 
     /// Prints why a verb failed; its exit code.
-    pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
+    pub(crate) fn fail(self, failure: &Failure) -> Code {
         say_or_end();
         self.print(failure)
     }
 
-    fn print(self, failure: &Failure) -> ExitCode {
+    fn print(self, failure: &Failure) -> Code {
         // Nothing is left to try when neither stream takes it.
         if self.json {
             let mut object = failure.beside.clone();
@@ -86,7 +88,7 @@ impl Output {
             let lines = failure.exit == 2;
             let _ = writeln!(io::stderr(), "flashboot: {}", human::plain(&failure.error.message, lines));
         }
-        ExitCode::from(failure.exit)
+        Code::from(failure.exit)
     }
 }
 

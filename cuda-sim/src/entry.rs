@@ -6,7 +6,7 @@ use crate::{
     context,
     kernel::{Arguments, Geometry, check_geometry},
     pinned::HostRange,
-    stream::{synchronize, wait_until},
+    stream::{synchronize, synchronize_all, wait_until},
     vmm::{GRANULE, fd_of, give},
     work::{Action, Place, Work, stage},
     world::{World, answer, answer_before_init, init, pop, push},
@@ -247,6 +247,10 @@ entries! {
     fn stream_destroy = "cuStreamDestroy_v2"(stream: Object) |world, stream| {
         let context = world.current()?;
         world.state().streams.destroy(world, context, stream.name())
+    };
+    fn ctx_synchronize = "cuCtxSynchronize"() |world| {
+        let context = world.current()?;
+        synchronize_all(world, context)
     };
     fn stream_synchronize = "cuStreamSynchronize"(stream: Object) |world, stream| {
         let context = world.current()?;

@@ -338,6 +338,10 @@ impl Streams {
         })
     }
 
+    fn all_idle(&self, context: usize) -> bool {
+        self.streams.values().all(|stream| stream.context != context || stream.queue.is_empty())
+    }
+
     fn is_idle(&self, name: u64) -> bool {
         self.streams.get(&name).is_none_or(|stream| stream.queue.is_empty())
     }
@@ -359,6 +363,11 @@ pub(crate) fn wait_until(
         }
         state = world.wait(state);
     }
+}
+
+/// `cuCtxSynchronize`.
+pub(crate) fn synchronize_all(world: &'static World, context: usize) -> Result<(), u32> {
+    wait_until(world, context, world.state(), |state| state.streams.all_idle(context))
 }
 
 /// `cuStreamSynchronize`.

@@ -21,7 +21,7 @@ stubs! {
     cuArray3DCreate_v2 cuArrayCreate_v2 cuArrayDestroy cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4
     cuCtxDestroy_v2 cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxGetApiVersion cuCtxGetCurrent
     cuCtxGetDevice cuCtxGetFlags cuCtxGetLimit cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange
-    cuCtxResetPersistingL2Cache cuCtxSetCurrent cuCtxSetLimit cuCtxSynchronize cuDestroyExternalMemory
+    cuCtxResetPersistingL2Cache cuCtxSetCurrent cuCtxSetLimit cuDestroyExternalMemory
     cuDestroyExternalSemaphore cuDeviceComputeCapability cuDeviceGetByPCIBusId cuDeviceGetDefaultMemPool
     cuDeviceGetLuid cuDeviceGetMemPool cuDeviceGetP2PAttribute cuDeviceGetProperties cuDeviceGetUuid
     cuDevicePrimaryCtxGetState cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxSetFlags_v2 cuDeviceSetMemPool

@@ -95,6 +95,7 @@ api! {
     primary_release = "cuDevicePrimaryCtxRelease_v2": fn(Ordinal);
     ctx_push = "cuCtxPushCurrent_v2": fn(Opaque);
     ctx_pop = "cuCtxPopCurrent_v2": fn(*mut Opaque);
+    ctx_synchronize = "cuCtxSynchronize": fn();
     mem_get_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
     mem_granularity = "cuMemGetAllocationGranularity": fn(*mut usize, *const AllocationProp, c_uint);
     mem_create = "cuMemCreate": fn(*mut Handle, usize, *const AllocationProp, c_ulonglong);

@@ -177,6 +177,12 @@ impl CudaArena {
         self.host_words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it is another process's memory, to be read where it is: the driver refuses writes, and a kernel that writes
+    /// loses the context.
+    pub fn is_read_only(&self) -> bool {
+        self.attached == Some(Attach::Read)
+    }
+
     /// The context it lives in.
     pub fn context(&self) -> &Context {
         self.mapping.context()

@@ -72,6 +72,12 @@ impl Context {
         self.call(|ops| ops.mem_get_info())
     }
 
+    /// Waits for all work that anybody in this process has queued in it, frameworks included: what frees memory that they may
+    /// still be using waits first. No deadline: the driver has none.
+    pub fn synchronize(&self) -> Result<()> {
+        self.call(|ops| ops.ctx_synchronize())
+    }
+
     /// The sticky error that ended this context, if one did: only a new process helps.
     pub fn lost(&self) -> Option<Error> {
         self.0.sticky.get().map(|e| (*e).into())

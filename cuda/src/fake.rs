@@ -448,6 +448,10 @@ impl Ops for Fake {
     fn stream_destroy(&self, stream: Object) -> Call<()> {
         self.end("cuStreamDestroy", |s| s.streams.remove(&stream))
     }
+    fn ctx_synchronize(&self) -> Call<()> {
+        self.pass(self.enter("cuCtxSynchronize", true)?);
+        Ok(())
+    }
     fn stream_synchronize(&self, _: Object) -> Call<()> {
         self.pass(self.enter("cuStreamSynchronize", true)?);
         Ok(())

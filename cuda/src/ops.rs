@@ -121,6 +121,8 @@ pub(crate) trait Ops: Send + Sync + fmt::Debug {
     fn primary_release(&self, device: Ordinal) -> Call<()>;
     fn ctx_push(&self, context: Object) -> Call<()>;
     fn ctx_pop(&self) -> Call<()>;
+    /// Waits for all work of the current context.
+    fn ctx_synchronize(&self) -> Call<()>;
     /// Free and total bytes of the current context's device.
     fn mem_get_info(&self) -> Call<(u64, u64)>;
     fn mem_granularity(&self, kind: AllocationKind) -> Call<u64>;
@@ -193,7 +195,7 @@ fn check(call: &'static str, code: u32) -> Call<()> {
 
 /// Calls `$field`, named `$name` in errors. Every use stands behind a contract of [`Ops`].
 macro_rules! cu {
-    ($self:ident, $field:ident, $name:literal, $($arg:expr),* $(,)?) => {
+    ($self:ident, $field:ident, $name:literal $(, $arg:expr)* $(,)?) => {
         // SAFETY: out-pointers are to locals of the right type that outlive the call, and handles are ones that
         // the driver gave; a stale one is an error code. Addresses are the caller's promise (`Ops`).
         check($name, unsafe { ($self.0.$field)($($arg),*) })
@@ -381,6 +383,10 @@ impl Ops for Real {
 
     fn flush_nic_writes(&self) -> Call<()> {
         cu!(self, flush_nic_writes, "cuFlushGPUDirectRDMAWrites", FLUSH_CURRENT_CONTEXT, FLUSH_TO_ALL_DEVICES)
+    }
+
+    fn ctx_synchronize(&self) -> Call<()> {
+        cu!(self, ctx_synchronize, "cuCtxSynchronize")
     }
 
     fn stream_create(&self) -> Call<Object> {

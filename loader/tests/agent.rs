@@ -590,3 +590,28 @@ fn an_agent_that_answers_nonsense_is_an_error_and_not_believed() {
         assert_eq!(e.kind(), Kind::Permission, "{e}");
     });
 }
+
+#[test]
+fn what_is_held_can_be_known_by_its_id_alone_and_is_proved_by_it() {
+    let node = Node::new(64 * MIB);
+    let image = node.image("m", 1);
+    let rank = image.ranks()[0].clone();
+    let key = Key { image: image.id().to_owned(), rank: rank.coordinate.to_string(), place: Place::Host };
+    assert_eq!(node.client().manifest(&key).unwrap_err().kind(), Kind::Unavailable, "nothing is there");
+    let order = Order {
+        key: key.clone(),
+        payload: rank.path.clone(),
+        manifest: Manifest::read(&image, &rank).unwrap(),
+        priority: 0,
+        hold: Some(None),
+        wait: true,
+    };
+    node.client().keep(&order, &mut |_, _| ()).unwrap();
+    let client = node.client();
+    let found = client.manifest(&key).unwrap();
+    assert_eq!(found.metadata.id, image.id());
+    assert_eq!(found.table.digests(), rank.table.digests());
+    // The connection goes on after it.
+    assert_eq!(client.status().unwrap().entries.len(), 1);
+    assert_eq!(client.attach(&key, true).unwrap().payload, rank.payload_bytes);
+}

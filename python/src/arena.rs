@@ -7,26 +7,20 @@ use crate::{
     text,
 };
 use flashboot::{
-    load::{Contents, Placed},
+    load::{Contents, Placed, Seen, verify},
     service::SeedFrom,
 };
-use flashboot_core::{
-    Arena as Memory, BlockDigest, ByteRange, Digests, Error, Kind, Location, Result, digest,
-};
-use flashboot_cuda::{CudaArena, Device};
+use flashboot_core::{Arena as Memory, Error, Kind};
 use flashboot_loader::source::SourceKind;
-use flashboot_memory::HostArena;
 use pyo3::{ffi, prelude::*, types::PyList};
-use std::{any::Any, ffi::c_int, sync::Arc};
-
-/// Bytes hashed at a time: what stays in a core's cache.
-const PIECE: u64 = 4 << 20;
+use std::{ffi::c_int, sync::Arc};
 
 /// One rank's bytes in memory, and what lies where. Tensors that see them keep them, whatever becomes of this.
 #[pyclass(frozen, module = "flashboot")]
 pub(crate) struct Arena {
     memory: Arc<dyn Memory>,
     region: Region,
+    read_only: bool,
     contents: Contents,
     device: String,
     /// Whether it is another process's.
@@ -51,8 +45,10 @@ impl Arena {
         borrowed: bool,
         report: Py<PyAny>,
     ) -> PyResult<Self> {
-        let (region, device) = shown(py, &memory)?;
-        Ok(Self { memory, region, contents, device, borrowed, report })
+        let seen = Seen::of(&memory).or_raise(py)?;
+        let (device, read_only) = (seen.device(), seen.is_read_only());
+        let region = Region::of_arena(seen, memory.payload())?;
+        Ok(Self { memory, region, read_only, contents, device, borrowed, report })
     }
 
     /// The memory, to be served as it lies, if every block of it is still what its digest says.
@@ -95,6 +91,12 @@ impl Arena {
     #[getter]
     fn device(&self) -> &str {
         &self.device
+    }
+
+    /// Whether a write to it ends this process.
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.read_only
     }
 
     /// The account of the load.
@@ -162,56 +164,4 @@ pub(crate) fn refuse_moves(
         return Err(text::invalid(py, "__dlpack__", &"this memory is shown where it lies, without a copy"));
     }
     Ok(())
-}
-
-/// The memory as Python may see it, and its device by name.
-fn shown(py: Python<'_>, arena: &Arc<dyn Memory>) -> PyResult<(Region, String)> {
-    if let Some(gpu) = CudaArena::from_arena(arena) {
-        let number = number(arena).or_raise(py)?;
-        let len = usize::try_from(arena.payload()).unwrap_or(usize::MAX);
-        return Ok((Region::of_gpu(gpu, len, number)?, format!("cuda:{number}")));
-    }
-    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Memory>::clone(arena);
-    let Ok(host) = any.downcast::<HostArena>() else {
-        let error = Error::new(Kind::Unavailable, "arena", format!("memory of {:?}", arena.location()));
-        return Err(raised(py, &error));
-    };
-    let shared = host.share(ByteRange::new(0, arena.payload())).or_raise(py)?;
-    Ok((Region::of_host(shared), "cpu".into()))
-}
-
-/// The number in this process of the GPU that has `arena`.
-fn number(arena: &Arc<dyn Memory>) -> Result<usize> {
-    let Location::Gpu { uuid, .. } = arena.location() else {
-        return Err(Error::new(Kind::Invalid, "arena", "it is on no GPU"));
-    };
-    let found = Device::all()?.iter().position(|device| device.uuid() == uuid);
-    found.ok_or_else(|| Error::new(Kind::Unavailable, "arena", format!("{uuid} is not visible any more")))
-}
-
-/// Hashes every block of `memory`; the number of blocks that are right.
-fn verify(memory: &dyn Memory, digests: &Digests) -> Result<u64> {
-    let payload = digests.payload();
-    let mut buffer = vec![0; usize::try_from(PIECE.min(payload)).unwrap_or(0)];
-    let (mut block, mut start) = (0, 0);
-    while start < payload {
-        let range = ByteRange::new(start, start.saturating_add(digests.block()).min(payload));
-        let (mut pieces, mut at) = (Vec::new(), range.start);
-        while at < range.end {
-            let len = PIECE.min(range.end - at);
-            let Some(bytes) = buffer.get_mut(..usize::try_from(len).unwrap_or(0)) else { break };
-            memory.copy_out(at, bytes)?;
-            pieces.push(digest::piece(payload, at, bytes));
-            at = at.saturating_add(len);
-        }
-        let found = digest::merge(payload, range, &pieces).unwrap_or(BlockDigest([0; 32]));
-        if !digests.mismatches(block, &[found]).is_empty() {
-            let detail = format!("block {block} ({range}) in memory does not match its digest");
-            return Err(Error::new(Kind::Corrupt, "verify", detail)
-                .with_chunk(block)
-                .with_remedy("somebody wrote to tensors of it: load it again"));
-        }
-        (block, start) = (block.saturating_add(1), range.end);
-    }
-    Ok(block)
 }

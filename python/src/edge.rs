@@ -4,6 +4,7 @@
 //! What is shown is owned by a [`Region`], of which every capsule and buffer keeps one: memory goes when the last tensor that
 //! sees it has gone, whatever became of the object it came from.
 
+use flashboot::load::Seen;
 use flashboot_checkpoint::TensorBytes;
 use pyo3::{
     buffer::PyUntypedBuffer,
@@ -65,20 +66,25 @@ impl Region {
         Self { address, len, device, _owner: owner }
     }
 
-    /// A shared range of a host arena.
-    pub(crate) fn of_host(range: flashboot_memory::SharedRange) -> Self {
-        let (address, len) = (range.as_ptr().addr(), usize::try_from(range.range().len()).unwrap_or(0));
-        // SAFETY: a shared range keeps its bytes mapped, and refuses this process's writers, until it is dropped; its seals
-        // keep other processes from writing.
-        unsafe { Self::new(address, len, Device::HOST, Arc::new(range)) }
+    /// An arena whose filling has ended.
+    pub(crate) fn of_arena(seen: Seen, len: u64) -> PyResult<Self> {
+        let too_large = |e: std::num::TryFromIntError| PyValueError::new_err(e.to_string());
+        let (address, len) =
+            (seen.address().try_into().map_err(too_large)?, len.try_into().map_err(too_large)?);
+        let device = match &seen {
+            Seen::Host(_) | Seen::Attached(_) => Device::HOST,
+            Seen::Gpu { number, .. } => Device::gpu(*number)?,
+        };
+        // SAFETY: what is seen stays mapped at one address until it is dropped, and nobody of this process writes it; seals keep
+        // other processes from writing, and the owner of what is attached leaves a whole filling alone.
+        Ok(unsafe { Self::new(address, len, device, Arc::new(seen)) })
     }
 
-    /// A GPU arena whose filling has ended.
-    pub(crate) fn of_gpu(arena: Arc<flashboot_cuda::CudaArena>, len: usize, number: usize) -> PyResult<Self> {
-        let (address, device) = (arena.device_address(), Device::gpu(number)?);
-        let address = usize::try_from(address).map_err(|e| PyValueError::new_err(e.to_string()))?;
-        // SAFETY: the arena stays mapped on its GPU until it is dropped; a load has ended, and nobody here fills it again.
-        Ok(unsafe { Self::new(address, len, device, arena) })
+    /// One tensor's bytes in a slab that was filled.
+    pub(crate) fn of_view(view: flashboot_loader::slab::View) -> Self {
+        let (address, len) = (view.as_slice().as_ptr().addr(), view.as_slice().len());
+        // SAFETY: a view keeps its slab, which stays where it is and is not filled again until the last view is dropped.
+        unsafe { Self::new(address, len, Device::HOST, Arc::new(view)) }
     }
 
     /// Private memory.

@@ -109,6 +109,12 @@ fn open(path: &Path) -> Result<File> {
 #[pyclass(frozen, module = "flashboot")]
 pub(crate) struct Block(Region);
 
+impl Block {
+    pub(crate) fn new(region: Region) -> Self {
+        Self(region)
+    }
+}
+
 #[pymethods]
 impl Block {
     fn __len__(&self) -> usize {

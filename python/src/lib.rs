@@ -9,12 +9,14 @@
 mod arena;
 mod blocking;
 mod capture;
+mod command;
 mod edge;
 mod error;
 mod file;
 mod image;
 mod load;
 mod seed;
+mod stream;
 mod text;
 
 use pyo3::prelude::*;
@@ -28,9 +30,13 @@ fn _flashboot(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<file::Block>()?;
     module.add_class::<image::Image>()?;
     module.add_class::<seed::Seed>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_function(wrap_pyfunction!(stream::stream, module)?)?;
     module.add_function(wrap_pyfunction!(load::load, module)?)?;
+    module.add_function(wrap_pyfunction!(load::attach, module)?)?;
     module.add_function(wrap_pyfunction!(load::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(seed::seed, module)?)?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(capture::capture, module)?)?;
     module.add_function(wrap_pyfunction!(capture::compact, module)?)?;
     Ok(())

@@ -4,25 +4,19 @@ use crate::{
     arena::Arena,
     blocking::{teller, wait},
     error::OrRaise as _,
-    text::{invalid, object, parsed, settings},
+    text::{invalid, object, settings},
 };
 use flashboot::{
-    config::{Choice, Config, Devices},
+    config::{Attach, Config},
     doctor as diagnosis,
-    load::{FromCheckpoint, FromObject, FromPeer, Progress, Request, place},
-    observe::Observed,
-    service::{CloneRequest, Labels, Seat},
+    load::{self as loading, AttachRequest, FromObject, Progress, Wish, choose, place},
+    service::{Labels, Seat},
 };
-use flashboot_checkpoint::{LayoutOptions, OpenOptions, is_image};
-use flashboot_rendezvous::{protocol::Wanted, store::Address};
 use pyo3::prelude::*;
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-
-/// How many readers a member serves at once, as the command has it.
-const READERS: u32 = 4;
 
 /// Loads one rank into memory.
 #[pyfunction]
@@ -34,7 +28,7 @@ pub(crate) fn load(
     checkpoint: Option<PathBuf>,
     object: Option<String>,
     object_options: Option<Vec<(String, String)>>,
-    rendezvous: Option<&str>,
+    rendezvous: Option<String>,
     model: Option<String>,
     revision: Option<String>,
     rank: Option<String>,
@@ -46,31 +40,21 @@ pub(crate) fn load(
     patience: f64,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Arena> {
-    let mut config = configured(py, config, device, transport)?;
-    if let Some(sources) = sources {
-        let kinds = sources.iter().map(|name| parsed(py, "sources", name));
-        config.load.sources = kinds.collect::<PyResult<_>>()?;
-    }
-    let (image, checkpoint) = named(py, path, checkpoint)?;
-    let open = open_options(&config);
-    let peer = rendezvous.map(|address| {
-        let rendezvous: Address = parsed(py, "rendezvous", address)?;
-        let seat = seat(py, config.clone(), None, patience, Duration::from_secs(30))?;
-        let wanted = Wanted { image: image_id.clone(), model, revision, rank: rank.clone() };
-        let request =
-            CloneRequest { wanted, rendezvous, expect: None, output: None, leave: true, kill: None, seat };
-        PyResult::Ok(FromPeer { request })
-    });
-    let request = Request {
-        rank,
-        id: image_id,
-        image,
+    let wish = Wish {
+        path,
+        checkpoint,
         object: object.map(|url| FromObject { url, options: object_options.unwrap_or_default() }),
-        checkpoint: checkpoint.map(|path| FromCheckpoint { path, open, layout: LayoutOptions::default() }),
-        peer: peer.transpose()?,
-        output: None,
-        config,
+        rendezvous,
+        model,
+        revision,
+        rank,
+        image_id,
+        sources,
+        config: configured(py, config, device, transport)?,
+        patience: seconds(py, "patience", patience)?,
+        directory: directory(),
     };
+    let request = wish.request().or_raise(py)?;
     let now = Progress::default();
     let mut tell = teller(progress, {
         let now = now.clone();
@@ -81,20 +65,37 @@ pub(crate) fn load(
     Arena::new(py, placed)
 }
 
-/// An image or a checkpoint, whichever lies there; and a checkpoint named besides.
-fn named(
+/// Attaches what the node agent holds.
+#[pyfunction]
+#[pyo3(signature = (path=None, *, image_id=None, rank=None, device=None, private=false, agent=None, config=None, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "keywords of one call")]
+pub(crate) fn attach(
     py: Python<'_>,
     path: Option<PathBuf>,
-    mut checkpoint: Option<PathBuf>,
-) -> PyResult<(Option<PathBuf>, Option<PathBuf>)> {
-    let Some(path) = path else { return Ok((None, checkpoint)) };
-    if is_image(&path).or_raise(py)? {
-        return Ok((Some(path), checkpoint));
+    image_id: Option<String>,
+    rank: Option<String>,
+    device: Option<&str>,
+    private: bool,
+    agent: Option<PathBuf>,
+    config: Option<&Bound<'_, PyAny>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Arena> {
+    let mut config = configured(py, config, device, None)?;
+    if private {
+        config.load.attach = Attach::Private;
     }
-    if checkpoint.replace(path).is_some() {
-        return Err(invalid(py, "load", &"two checkpoints were named"));
+    if agent.is_some() {
+        config.agent.directory = agent;
     }
-    Ok((None, checkpoint))
+    let request = AttachRequest { image: path, id: image_id, rank, config };
+    let now = Progress::default();
+    let mut tell = teller(progress, {
+        let now = now.clone();
+        move || now.now()
+    });
+    let placed = wait(py, move || loading::attach(request, now), &mut tell)?;
+    tell(py)?;
+    Arena::new(py, placed)
 }
 
 /// What works on this machine.
@@ -121,23 +122,8 @@ pub(crate) fn configured(
     transport: Option<&str>,
 ) -> PyResult<Config> {
     let mut config: Config = config.map(settings).transpose()?.unwrap_or_default();
-    if let Some(device) = device {
-        // As frameworks name the host.
-        let device = if device == "cpu" { "host" } else { device };
-        config.replicate.device = parsed::<Devices>(py, "device", device)?;
-    }
-    if let Some(transport) = transport {
-        config.replicate.transport = parsed::<Choice>(py, "transport", transport)?;
-    }
+    choose(&mut config, device, transport).or_raise(py)?;
     Ok(config)
-}
-
-pub(crate) fn open_options(config: &Config) -> OpenOptions {
-    OpenOptions {
-        header_cap: config.pack.header_cap,
-        allow_trailing_bytes: config.pack.allow_trailing,
-        ..OpenOptions::default()
-    }
 }
 
 /// A place at a service.
@@ -148,15 +134,9 @@ pub(crate) fn seat(
     patience: f64,
     drain: Duration,
 ) -> PyResult<Seat> {
-    Ok(Seat {
-        config,
-        directory: directory(),
-        labels: Labels { name, ..Labels::default() },
-        readers: READERS,
-        patience: seconds(py, "patience", patience)?,
-        drain,
-        observed: Observed::default(),
-    })
+    let patience = seconds(py, "patience", patience)?;
+    let labels = Labels { name, ..Labels::default() };
+    Ok(Seat { labels, patience, drain, ..Seat::new(config, directory()) })
 }
 
 pub(crate) fn seconds(py: Python<'_>, what: &'static str, seconds: f64) -> PyResult<Duration> {

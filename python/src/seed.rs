@@ -2,23 +2,20 @@
 
 use crate::{
     arena::Arena,
-    blocking::runtime,
     error::{OrRaise as _, raised},
     image::Image,
     load::{configured, seat, seconds},
     text::{invalid, object, parsed},
 };
-use flashboot::service::{self, SeedFrom, SeedRequest, Serving};
-use flashboot_core::{Error, Kind, Result};
+use flashboot::service::{Running, SeedFrom, SeedRequest, Starting, Waited};
+use flashboot_core::{Error, Kind};
 use flashboot_rendezvous::store::Address;
 use pyo3::prelude::*;
 use std::{
     net::SocketAddr,
-    sync::{Mutex, PoisonError, mpsc},
-    thread::JoinHandle,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
-use tokio::sync::oneshot;
 
 /// How often a wait looks at signals.
 const EVERY: Duration = Duration::from_millis(50);
@@ -30,11 +27,6 @@ pub(crate) struct Seed {
     running: Mutex<Option<Running>>,
     /// Threads stay behind when a process forks.
     process: u32,
-}
-
-struct Running {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<Result<()>>,
 }
 
 /// What is to be served: an image's rank, or memory that is there already.
@@ -87,42 +79,20 @@ pub(crate) fn seed(
         lease,
         seat: seat(py, config, name, patience, drain)?,
     };
-    let (telling, mut told) = mpsc::channel::<Serving>();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let serve = move || {
-        let runtime = runtime()?;
-        let told = move |serving: &Serving| {
-            // Who asked may have given up.
-            let _ = telling.send(serving.clone());
-        };
-        let done = runtime.block_on(service::seed(request, told, async { drop(stopped.await) }));
-        runtime.shutdown_background();
-        done
-    };
-    let thread = std::thread::Builder::new().name("flashboot-seed".into()).spawn(serve);
-    let thread = thread.map_err(|e| Error::from_io("thread", &e, "a thread to serve on")).or_raise(py)?;
+    let mut starting = Starting::begin(request).or_raise(py)?;
     loop {
-        // Exclusive: a receiver may move to another thread, and not be shared.
-        let told = &mut told;
-        match py.detach(move || told.recv_timeout(EVERY)) {
-            Ok(serving) => {
-                let running = Mutex::new(Some(Running { stop, thread }));
-                return Ok(Seed { report: object(py, &serving)?, running, process: std::process::id() });
+        match py.detach(move || starting.wait(EVERY)).or_raise(py)? {
+            Waited::Serving(serving, running) => {
+                let running = Mutex::new(Some(running));
+                return Ok(Seed { report: object(py, &*serving)?, running, process: std::process::id() });
             }
-            // Given up: dropping what stops it stops it.
-            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                py.detach(|| ended(thread)).or_raise(py)?;
-                return Err(invalid(py, "seed", &"it ended before it served"));
+            Waited::Starting(still) => {
+                // What it raises gives the seed up.
+                py.check_signals()?;
+                starting = still;
             }
         }
     }
-}
-
-fn ended(thread: JoinHandle<Result<()>>) -> Result<()> {
-    thread
-        .join()
-        .unwrap_or_else(|_| Err(Error::new(Kind::Protocol, "seed", "the thread that serves panicked")))
 }
 
 #[pymethods]
@@ -137,7 +107,7 @@ impl Seed {
     #[getter]
     fn serving(&self) -> bool {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        self.process == std::process::id() && running.as_ref().is_some_and(|r| !r.thread.is_finished())
+        self.process == std::process::id() && running.as_ref().is_some_and(Running::is_serving)
     }
 
     /// Says goodbye, drains readers and ends; a second call does nothing. Raises what ended it before.
@@ -148,10 +118,7 @@ impl Seed {
             return Err(raised(py, &error.with_remedy("stop it in the process that began it")));
         }
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { stop, thread }) = running else { return Ok(()) };
-        // One that has ended does not hear it.
-        let _ = stop.send(());
-        py.detach(|| ended(thread)).or_raise(py)
+        running.map_or(Ok(()), |running| py.detach(|| running.stop()).or_raise(py))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

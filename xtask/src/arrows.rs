@@ -66,6 +66,8 @@ enum Place {
     Conformance,
     Sim,
     Facade,
+    /// The command, which the Python package brings along.
+    Command,
     Face,
     Xtask,
 }
@@ -86,7 +88,8 @@ fn place(name: &str) -> Option<Place> {
         "flashboot-conformance" => Place::Conformance,
         "flashboot-sim" => Place::Sim,
         "flashboot" => Place::Facade,
-        "flashboot-cli" | "flashboot-python" | "flashboot-capi" => Place::Face,
+        "flashboot-cli" => Place::Command,
+        "flashboot-python" | "flashboot-capi" => Place::Face,
         "xtask" => Place::Xtask,
         other if other.starts_with(BACKEND_PREFIX) => Place::Backend,
         _ => return None,
@@ -106,9 +109,13 @@ fn may_use(from: Place) -> &'static [Place] {
         Backend => &[Core, Material, Cuda, Channel],
         Conformance | Sim => &[Core, Driver, Rendezvous],
         Facade => &[Core, Material, Cuda, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim],
-        Face => {
+        Command => {
             &[Core, Material, Cuda, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade]
         }
+        Face => &[
+            Core, Material, Cuda, Channel, Driver, Rendezvous, Loader, Checkpoint, Backend, Sim, Facade,
+            Command,
+        ],
     }
 }
 
@@ -116,7 +123,7 @@ fn may_use(from: Place) -> &'static [Place] {
 /// backend, and no test takes a face or xtask as a library.
 fn tests_may_use(from: Place, to: Place) -> bool {
     match to {
-        Place::Face | Place::Xtask => false,
+        Place::Command | Place::Face | Place::Xtask => false,
         Place::Backend => from != Place::Backend,
         _ => true,
     }
@@ -226,7 +233,7 @@ mod tests {
             ("flashboot-sim", "flashboot-backend-mock"),
             ("flashboot", "flashboot-conformance"),
             ("flashboot", "flashboot-cli"),
-            ("flashboot-python", "flashboot-cli"),
+            ("flashboot-cli", "flashboot-python"),
             ("flashboot-cli", "flashboot-conformance"),
             ("flashboot-cli", "xtask"),
             ("xtask", "flashboot-core"),
@@ -256,6 +263,7 @@ mod tests {
             ("flashboot", "flashboot-backend-rdma"),
             ("flashboot-cli", "flashboot"),
             ("flashboot-capi", "flashboot"),
+            ("flashboot-python", "flashboot-cli"),
         ] {
             assert_eq!(verdict(from, to, When::Always), [""; 0], "{from} -> {to}");
         }

@@ -2,7 +2,7 @@
 
 use super::simulate::{Machine, failure, validation};
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human,
     output::Output,
     table::{Side, Table},
@@ -11,7 +11,7 @@ use clap::Args;
 use flashboot_core::ByteSize;
 use flashboot_sim::{Advice, Goal, Tried, advise};
 use serde_json::{Value, json};
-use std::{fmt::Write as _, process::ExitCode};
+use std::fmt::Write as _;
 
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
@@ -25,7 +25,7 @@ pub(crate) struct AdviseArgs {
     seeds: u32,
 }
 
-pub(crate) fn run(args: &AdviseArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &AdviseArgs, output: Output) -> Result<Code, Failure> {
     let profile = args.machine.profile()?;
     let within_ms = args.within.map(|within| within.as_secs_f64() * 1e3);
     let goal = Goal { within_ms, most_seeds: args.seeds };
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &AdviseArgs, output: Output) -> Result<ExitCode, Failure
         }
         text + "\n" + &table(tried)
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn one(t: &Tried) -> Value {

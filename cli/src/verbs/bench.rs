@@ -3,7 +3,12 @@
 mod plan;
 mod show;
 
-use crate::{args::number, exit::Failure, interrupt, output::Output};
+use crate::{
+    args::number,
+    exit::{Code, Failure},
+    interrupt,
+    output::Output,
+};
 use clap::{Args, Subcommand};
 use flashboot::{
     bench::{
@@ -15,7 +20,7 @@ use flashboot::{
 use flashboot_core::{ByteSize, Error, Kind};
 use plan::{Shapes, Sizes};
 use serde::Serialize;
-use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 /// How long NCCL's processes may take, import of torch included.
 const NCCL: Duration = Duration::from_secs(300);
@@ -261,7 +266,7 @@ impl Report {
     }
 }
 
-pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let runtime = super::replicate::runtime(false)?;
     let mut report = Report::new(args.what.name());
     let measured = runtime.block_on(measure(args, config, output, &mut report));
@@ -269,7 +274,7 @@ pub(crate) fn run(args: &BenchArgs, config: &Config, output: Output) -> Result<E
     match measured {
         Ok(()) => {
             output.result(&report, || show::summary(&report))?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Code::SUCCESS)
         }
         // What was measured before stays measured.
         Err(failure) if report.has_rows() => {

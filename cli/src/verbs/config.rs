@@ -1,14 +1,13 @@
 //! `flashboot config show [--origin]`.
 
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     output::Output,
     settings::Settings,
     table::{Side, Table},
 };
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
-use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
@@ -26,7 +25,7 @@ enum What {
     },
 }
 
-pub(crate) fn run(args: &ConfigArgs, settings: &Settings, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &ConfigArgs, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let What::Show { origin } = args.what;
     if origin {
         let all = settings.all();
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &ConfigArgs, settings: &Settings, output: Output) -> Res
     } else {
         output.result(&settings.config, || toml(settings))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn shown(value: &Value) -> String {

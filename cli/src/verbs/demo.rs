@@ -1,7 +1,13 @@
 //! `flashboot demo`: everything, on a real model.
 
 use super::{inspect, open_options, pack, replicate, unpack, verify};
-use crate::{demo::fetch, exit::Failure, human, output::Output, progress::Bar};
+use crate::{
+    demo::fetch,
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    progress::Bar,
+};
 use clap::Args;
 use flashboot::{
     config::{Chunk, Config, Topology},
@@ -17,7 +23,6 @@ use std::{
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
-    process::ExitCode,
     time::Instant,
 };
 
@@ -46,7 +51,7 @@ struct Demo {
     bit_equal: bool,
 }
 
-pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let place = Place::new(args.keep.as_deref())?;
     let model = match &args.model {
         Some(path) => path.clone(),
@@ -131,7 +136,7 @@ pub(crate) fn run(args: &DemoArgs, config: &Config, output: Output) -> Result<Ex
         bit_equal,
     };
     output.result(&demo, String::new)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn failed(what: &str) -> Failure {

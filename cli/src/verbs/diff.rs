@@ -1,11 +1,15 @@
 //! `flashboot diff A B`: exit 0 when equal, 1 when not.
 
 use super::{Reading, open_options};
-use crate::{exit::Failure, human, output::Output};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+};
 use clap::Args;
 use flashboot::config::Config;
 use flashboot_checkpoint::{DiffReport, DifferenceKind};
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, path::PathBuf};
 
 /// Differences that are listed for people.
 const LISTED: usize = 50;
@@ -20,10 +24,10 @@ pub(crate) struct DiffArgs {
     pub(super) reading: Reading,
 }
 
-pub(crate) fn run(args: &DiffArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DiffArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let report = flashboot_checkpoint::diff(&args.a, &args.b, &open_options(config))?;
     output.result(&report, || text(&report))?;
-    Ok(ExitCode::from(u8::from(!report.equal)))
+    Ok(Code::from(u8::from(!report.equal)))
 }
 
 fn text(report: &DiffReport) -> String {

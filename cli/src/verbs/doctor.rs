@@ -5,7 +5,7 @@ use super::{
     service::Protection,
 };
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human, interrupt,
     output::Output,
     settings::Overrides,
@@ -21,7 +21,7 @@ use flashboot::{
 };
 use flashboot_channel::Endpoint;
 use flashboot_core::{ByteSize, Error};
-use std::{fmt::Write as _, net::SocketAddr, process::ExitCode, time::Duration};
+use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 /// A driver sets each GPU up at its first use, and takes its time.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,7 +56,7 @@ impl DoctorArgs {
 /// Below a gigabit's worth nobody loads a model.
 const FLOOR: ByteSize = ByteSize(100_000_000);
 
-pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     if args.timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Err(Failure::usage("--timeout 0s leaves no time to look at anything"));
     }
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<
             let _ = output.result(&serde_json::json!({ "endpoint": endpoint }), || format!("{endpoint}\n"));
         };
         runtime.block_on(async { peer::listen(at, advertise, &ours, told, interrupt::signalled()).await })?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Code::SUCCESS);
     }
     let found = runtime.block_on(async {
         let mut found = doctor::doctor(request).await?;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config, output: Output) -> Result<
     runtime.shutdown_background();
     let found = found?;
     output.result(&found, || text(&found))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn paths(paths: &[Path]) -> Table {

@@ -2,7 +2,7 @@
 
 use super::{Reading, open_options};
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human,
     output::Output,
     table::{Side, Table},
@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use flashboot::config::Config;
 use flashboot_checkpoint::{InspectedKind, Inspection};
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, path::PathBuf};
 
 /// Files that are listed for people.
 const LISTED: usize = 20;
@@ -23,10 +23,10 @@ pub(crate) struct InspectArgs {
     pub(super) reading: Reading,
 }
 
-pub(crate) fn run(args: &InspectArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &InspectArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let inspection = flashboot_checkpoint::inspect(&args.path, &open_options(config))?;
     output.result(&inspection, || text(&inspection))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 pub(super) fn kind(inspection: &Inspection) -> &'static str {

@@ -1,7 +1,13 @@
 //! `flashboot load`.
 
 use super::{Reading, agent::Which, layout::LayoutArgs, service::SeatArgs};
-use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
+};
 use clap::{ArgGroup, Args};
 use flashboot::{
     config::Config,
@@ -15,7 +21,6 @@ use std::{
     fmt::Write as _,
     io::Write as _,
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 #[derive(Debug, Args)]
@@ -103,7 +108,7 @@ impl LoadArgs {
     }
 }
 
-pub(crate) fn run(args: &LoadArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &LoadArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let request = request(args, config)?;
     let memlog = |phase| args.memlog.then(|| load::memory(phase));
     let before = memlog("before");
@@ -128,7 +133,7 @@ pub(crate) fn run(args: &LoadArgs, config: &Config, output: Output) -> Result<Ex
         let _ = writeln!(std::io::stderr(), "{log}");
     }
     output.result(&loaded, || text(&loaded))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn request(args: &LoadArgs, config: &Config) -> Result<Request, Failure> {

@@ -22,16 +22,15 @@ pub(crate) mod worker;
 
 use crate::{
     args::{Cli, Verb},
-    exit::Failure,
+    exit::{Code, Failure},
     interrupt, logs,
     output::Output,
     settings::{Overrides, Settings},
 };
 use flashboot::config::Config;
 use flashboot_checkpoint::OpenOptions;
-use std::process::ExitCode;
 
-pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(cli: Cli, output: Output) -> Result<Code, Failure> {
     let Cli { global, verb } = cli;
     interrupt::survive_file_limit();
     // A worker has its settings from its parent and reads none.

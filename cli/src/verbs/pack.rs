@@ -2,13 +2,17 @@
 
 use super::layout::LayoutArgs;
 use super::{Reading, open_options};
-use crate::{exit::Failure, human, output::Output, progress::Bar};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    progress::Bar,
+};
 use clap::Args;
 use flashboot::config::Config;
 use flashboot_checkpoint::{Checkpoint, LayoutOptions, PackOptions, PackReport, PackedRanks};
 use std::{
     path::PathBuf,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -31,7 +35,7 @@ pub(crate) struct PackArgs {
     pub(super) reading: Reading,
 }
 
-pub(crate) fn run(args: &PackArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &PackArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let began = Instant::now();
     let layout = args.layout.options()?;
     let checkpoint = Checkpoint::open(&args.checkpoint, &open_options(config))?;
@@ -43,14 +47,14 @@ pub(crate) fn run(args: &PackArgs, config: &Config, output: Output) -> Result<Ex
         let took = began.elapsed();
         let timed = Timed { report: &packed, ms: took.as_secs_f64() * 1e3 };
         output.result(&timed, || ranks_line("packed", &packed, took))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Code::SUCCESS);
     }
     let report = flashboot_checkpoint::pack(&checkpoint, &args.output, &options, &bar)?;
     drop(bar);
     let took = began.elapsed();
     let timed = Timed { report: &report, ms: took.as_secs_f64() * 1e3 };
     output.result(&timed, || line(&report, took))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 /// A report and how long it took.

@@ -3,7 +3,7 @@
 use super::layout::LayoutArgs;
 use super::{Reading, open_options};
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human,
     output::Output,
     table::{Side, Table},
@@ -12,7 +12,7 @@ use clap::Args;
 use flashboot::config::Config;
 use flashboot_checkpoint::{Checkpoint, Cost, CostOptions, PlanReport};
 use flashboot_core::ByteSize;
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, path::PathBuf};
 
 /// Ranks that are listed for people.
 const LISTED: usize = 64;
@@ -33,7 +33,7 @@ pub(crate) struct PlanArgs {
     pub(super) reading: Reading,
 }
 
-pub(crate) fn run(args: &PlanArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &PlanArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     if args.window == 0 || args.slab.0 < 4096 {
         return Err(Failure::usage("--window must be at least 1 and --slab at least 4KiB"));
     }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &PlanArgs, config: &Config, output: Output) -> Result<Ex
     let options = CostOptions { window: args.window.into(), slab: args.slab };
     let report = flashboot_checkpoint::plan(&checkpoint, &layout, &options)?;
     output.result(&report, || text(&report))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn text(report: &PlanReport) -> String {

@@ -2,9 +2,10 @@
 
 use crate::{
     args::number,
-    exit::Failure,
+    exit::{Code, Failure},
     human, interrupt,
     output::Output,
+    program,
     settings::Overrides,
     table::{Side, Table},
 };
@@ -16,12 +17,10 @@ use flashboot::{
 use flashboot_checkpoint::{Image, RankImage};
 use flashboot_core::{ByteSize, Error, TransportName};
 use std::{
-    ffi::OsString,
     fmt::Write as _,
     io::Write as _,
     net::IpAddr,
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 use tokio::runtime::Runtime;
 
@@ -138,7 +137,7 @@ impl ReplicateArgs {
     }
 }
 
-pub(crate) fn run(args: &ReplicateArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &ReplicateArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let image = Image::open(&args.image)?;
     let source = source(&image, args.rank.as_deref())?;
     if let Some(kill) = args.kill {
@@ -153,7 +152,7 @@ pub(crate) fn run(args: &ReplicateArgs, config: &Config, output: Output) -> Resu
     match error {
         None => {
             output.result(&report, || text(&report))?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Code::SUCCESS)
         }
         Some(error) => {
             output.text(&text(&report))?;
@@ -215,8 +214,9 @@ pub(super) fn replicate(source: Source, config: &Config, kill: Option<Kill>) -> 
 
 /// This program again, as a worker; `part` says of what.
 pub(super) fn workers(config: &Config, part: Option<&str>) -> Result<Workers, Failure> {
-    let program = std::env::current_exe().map_err(|e| Error::from_io("readlink", &e, "/proc/self/exe"))?;
-    let mut args: Vec<OsString> = vec!["worker".into(), "--level".into(), config.log.level.clone().into()];
+    let begun = program::other();
+    let (program, mut args) = begun.map_err(|e| Error::from_io("readlink", &e, "/proc/self/exe"))?;
+    args.extend(["worker".into(), "--level".into(), config.log.level.clone().into()]);
     if config.log.format == LogFormat::Json {
         args.push("--json-logs".into());
     }

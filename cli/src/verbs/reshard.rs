@@ -2,10 +2,14 @@
 
 use super::layout::LayoutArgs;
 use super::pack::{Timed, ranks_line};
-use crate::{exit::Failure, output::Output, progress::Bar};
+use crate::{
+    exit::{Code, Failure},
+    output::Output,
+    progress::Bar,
+};
 use clap::Args;
 use flashboot_checkpoint::{Image, PackOptions};
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 #[derive(Debug, Args)]
 pub(crate) struct ReshardArgs {
@@ -21,7 +25,7 @@ pub(crate) struct ReshardArgs {
     layout: LayoutArgs,
 }
 
-pub(crate) fn run(args: &ReshardArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &ReshardArgs, output: Output) -> Result<Code, Failure> {
     let began = Instant::now();
     let layout = args.layout.options()?;
     let image = Image::open(&args.image)?;
@@ -32,5 +36,5 @@ pub(crate) fn run(args: &ReshardArgs, output: Output) -> Result<ExitCode, Failur
     let took = began.elapsed();
     let timed = Timed { report: &packed, ms: took.as_secs_f64() * 1e3 };
     output.result(&timed, || ranks_line("resharded", &packed, took))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }

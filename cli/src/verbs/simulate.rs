@@ -1,7 +1,7 @@
 //! `flashboot simulate`: what a replication would take on a modelled machine.
 
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human,
     output::Output,
     table::{Side, Table},
@@ -18,7 +18,6 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
-    process::ExitCode,
     str::FromStr,
 };
 
@@ -227,7 +226,7 @@ impl SimulateArgs {
     }
 }
 
-pub(crate) fn run(args: &SimulateArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &SimulateArgs, output: Output) -> Result<Code, Failure> {
     args.check()?;
     let profile = args.machine.profile()?;
     let scenario = args.scenario();
@@ -241,7 +240,7 @@ pub(crate) fn run(args: &SimulateArgs, output: Output) -> Result<ExitCode, Failu
             object.insert("load".into(), json!(loaded));
         }
         output.result(&object, || text(&profile, &scenario, &outcome, filled, loaded.as_ref()))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Code::SUCCESS);
     };
     let varied = match varied {
         Varied::Chunk => Sweep::Chunk,
@@ -355,7 +354,7 @@ fn swept(
     points: &[Point],
     varied: Sweep,
     output: Output,
-) -> Result<ExitCode, Failure> {
+) -> Result<Code, Failure> {
     let all: Vec<(&Point, Filled)> =
         points.iter().map(|p| Ok((p, filled(&p.outcome)?))).collect::<Result<_, Failure>>()?;
     // Of chunks the quickest, of numbers of clones the one that was asked for.
@@ -394,5 +393,5 @@ fn swept(
         }
         format!("{}: {}\n{}\n\n{}", profile.name, profile.about, validation(profile), table.render())
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }

@@ -1,12 +1,16 @@
 //! `flashboot unpack IMAGE -o CHECKPOINT`.
 
 use super::pack::{Timed, paced};
-use crate::{exit::Failure, human, output::Output, progress::Bar};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    progress::Bar,
+};
 use clap::Args;
 use flashboot_checkpoint::{Image, UnpackOptions, UnpackReport};
 use std::{
     path::PathBuf,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -22,7 +26,7 @@ pub(crate) struct UnpackArgs {
     replace: bool,
 }
 
-pub(crate) fn run(args: &UnpackArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &UnpackArgs, output: Output) -> Result<Code, Failure> {
     let began = Instant::now();
     let image = Image::open(&args.image)?;
     let options = UnpackOptions { replace: args.replace, ..UnpackOptions::default() };
@@ -31,7 +35,7 @@ pub(crate) fn run(args: &UnpackArgs, output: Output) -> Result<ExitCode, Failure
     drop(bar);
     let took = began.elapsed();
     output.result(&Timed { report: &report, ms: took.as_secs_f64() * 1e3 }, || line(&report, took))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 pub(super) fn line(report: &UnpackReport, took: Duration) -> String {

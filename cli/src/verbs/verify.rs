@@ -1,13 +1,17 @@
 //! `flashboot verify IMAGE`.
 
 use super::pack::{Timed, paced, short};
-use crate::{exit::Failure, human, output::Output, progress::Bar};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    progress::Bar,
+};
 use clap::Args;
 use flashboot_checkpoint::{Image, VerifyOptions, VerifyReport};
 use std::{
     fmt::Write as _,
     path::PathBuf,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -17,7 +21,7 @@ pub(crate) struct VerifyArgs {
     image: PathBuf,
 }
 
-pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<Code, Failure> {
     let began = Instant::now();
     let image = Image::open(&args.image)?;
     let bar = Bar::new(output, "verifying");
@@ -25,7 +29,7 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure
     drop(bar);
     let took = began.elapsed();
     output.result(&Timed { report: &report, ms: took.as_secs_f64() * 1e3 }, || text(&report, took))?;
-    Ok(ExitCode::from(if report.ok { 0 } else { 3 }))
+    Ok(Code::from(if report.ok { 0 } else { 3 }))
 }
 
 pub(super) fn text(report: &VerifyReport, took: Duration) -> String {

@@ -1,12 +1,15 @@
 //! The hidden verb that `replicate` starts its seed and clones with.
 
-use crate::{exit::Failure, logs};
+use crate::{
+    exit::{Code, Failure},
+    logs,
+};
 use clap::Args;
 use flashboot::{
     config::{Log, LogFormat},
     replicate::{WorkerArgs, worker},
 };
-use std::{path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 use tracing::debug;
 
 #[derive(Debug, Args)]
@@ -24,7 +27,7 @@ pub(crate) struct WorkerVerb {
     bench: bool,
 }
 
-pub(crate) fn run(args: WorkerVerb) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: WorkerVerb) -> Result<Code, Failure> {
     let WorkerVerb { board, rank, level, json_logs, bench } = args;
     let format = if json_logs { LogFormat::Json } else { LogFormat::Text };
     logs::install(&Log { level, format })?;
@@ -35,11 +38,11 @@ pub(crate) fn run(args: WorkerVerb) -> Result<ExitCode, Failure> {
     // Do not wait for anything a transport left running.
     runtime.shutdown_background();
     Ok(match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => Code::SUCCESS,
         Err(error) => {
             // The parent has it from the board and says it.
             debug!(%error, "this rank failed");
-            ExitCode::FAILURE
+            Code::FAILURE
         }
     })
 }

@@ -109,8 +109,13 @@ fn whole(status: &Status, image: &str) -> Result<String> {
     }
 }
 
+/// Where an arena in this context's GPU is, or in host memory.
+pub(crate) fn place_of(context: Option<&Context>) -> Place {
+    context.map_or(Place::Host, |context| Place::Gpu(context.device().uuid().to_owned()))
+}
+
 /// The agent of this host.
-fn at(config: &Config) -> ClientConfig {
+pub(crate) fn at(config: &Config) -> ClientConfig {
     let agent = &config.agent;
     let directory = agent.directory.clone().unwrap_or_else(|| ServeConfig::default().directory);
     ClientConfig {

@@ -1,17 +1,23 @@
 //! One rank into memory: sources put together from what a person names, one load over them, and its account.
 
+mod attach;
 mod contents;
 mod live;
 mod peer;
 mod progress;
 mod report;
 mod request;
+mod seen;
+mod wish;
 
+pub use attach::{AttachRequest, attach};
 pub use contents::{Contents, Entry, What};
 pub use live::{live, one_device};
 pub use progress::Progress;
 pub use report::Loaded;
 pub use request::{FromCheckpoint, FromObject, FromPeer, Request};
+pub use seen::{Seen, verify};
+pub use wish::{Wish, choose, open_options, word};
 
 use crate::{
     agent,
@@ -33,7 +39,7 @@ use flashboot_loader::{
     },
 };
 use peer::PeerSource;
-use request::coordinate;
+pub use request::coordinate;
 pub(crate) use request::rank_of;
 use std::{path::PathBuf, sync::Arc, time::Instant};
 use tokio::runtime::Handle;
@@ -200,6 +206,14 @@ fn io_config(config: &Config) -> IoConfig {
     IoConfig { engine, direct: config.load.direct, ..IoConfig::default() }
 }
 
+/// How the configuration says that files are read: threads, engine, budget.
+///
+/// # Errors
+/// [`Kind::Unavailable`] for an engine that this system does not have.
+pub fn read_config(config: &Config) -> Result<FillConfig> {
+    fill_config(config)
+}
+
 pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
     let io = io_config(config);
     let fill = FillConfig::new(&io)?;
@@ -358,9 +372,7 @@ fn run(
     let config = &request.config;
     let memory = config.memory;
     let spec = ArenaSpec { payload: wanted.payload, shards: 1 };
-    let place = context
-        .as_ref()
-        .map_or(agent::Place::Host, |context| agent::Place::Gpu(context.device().uuid().to_owned()));
+    let place = agent::place_of(context.as_ref());
     let arena = move || match &context {
         Some(context) => {
             Ok(CudaArena::create_in(context, spec, &CudaArenaConfig::default())?.0 as Arc<dyn Arena>)

@@ -26,6 +26,14 @@ pub struct Request {
     pub config: Config,
 }
 
+impl Request {
+    /// Of nothing yet.
+    pub fn new(config: Config) -> Self {
+        let (rank, id, image, object, checkpoint, peer, output) = Default::default();
+        Self { rank, id, image, object, checkpoint, peer, output, config }
+    }
+}
+
 /// An image in an object store or behind an HTTP server.
 #[derive(Clone)]
 pub struct FromObject {
@@ -81,7 +89,10 @@ pub(crate) fn rank_of(image: &Image, name: Option<&str>) -> Result<RankImage> {
 }
 
 /// The coordinate of the rank called so, or of the only one.
-pub(super) fn coordinate(layout: &LayoutOptions, name: Option<&str>) -> Result<Coordinate> {
+///
+/// # Errors
+/// [`Kind::Invalid`], with the names that there are.
+pub fn coordinate(layout: &LayoutOptions, name: Option<&str>) -> Result<Coordinate> {
     let refused = |e| Error::from(flashboot_checkpoint::Error::from(e));
     let mut ranks = layout.parallel.ranks(ModelPart::Target).map_err(refused)?;
     if layout.draft {

@@ -6,6 +6,7 @@
 //! process; `payload` writes the verified bytes to a file; `kill` is for tests. What a clone checks its bytes against is
 //! covered by the image's id, and never comes from its source alone.
 
+mod background;
 mod clone;
 mod gather;
 mod kill;
@@ -25,6 +26,7 @@ pub(crate) use payload::write as write_payload;
 pub(crate) use seat::{Held, blocking, random};
 pub(crate) use sources::{Hop, Members, peer, stall};
 
+pub use background::{Running, Starting, Waited};
 pub use clone::{CloneRequest, Cloned, clone};
 pub use gather::{GatherRequest, Gathered, gather};
 pub use kill::{KillAt, Moment};

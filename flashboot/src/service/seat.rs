@@ -26,6 +26,9 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a service that does not answer is asked who still reads.
 const SILENCE: Duration = Duration::from_secs(3);
 
+/// How many readers a member serves at once.
+const READERS: u32 = 4;
+
 /// Where a member is, as far as the machine does not know it itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Labels {
@@ -56,6 +59,21 @@ pub struct Seat {
     pub drain: Duration,
     /// What others see of this process.
     pub observed: Observed,
+}
+
+impl Seat {
+    /// With what a member has where nothing else is said.
+    pub fn new(config: Config, directory: PathBuf) -> Self {
+        Self {
+            config,
+            directory,
+            labels: Labels::default(),
+            readers: READERS,
+            patience: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+            observed: Observed::default(),
+        }
+    }
 }
 
 /// Transports that are open, and the directory that they have their sockets in.

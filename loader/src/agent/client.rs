@@ -9,6 +9,7 @@ use super::{
     store::Status,
 };
 use flashboot_channel::local::{Policy, Wire};
+use flashboot_checkpoint::Manifest;
 use flashboot_core::{ByteRange, Error, Generation, Kind, Locator, Result};
 use std::{
     fs::File,
@@ -176,6 +177,24 @@ impl Client {
             generation: Generation::from_word(generation)
                 .ok_or_else(|| protocol("it attached an arena that holds nothing"))?,
         })
+    }
+
+    /// What proves what the agent has by this key, checked against the image's id.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] for what the agent does not have; those of [`Manifest::check`].
+    pub fn manifest(&self, key: &Key) -> Result<Manifest> {
+        self.ask(Request::Manifest { key: key.clone() }, None)?;
+        match self.answer(&mut |_| Ok(()))? {
+            (Reply::Manifest, _) => {}
+            (other, _) => return Err(self.odd(&other)),
+        }
+        let next = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + SILENCE)?;
+        let (manifest, _) = next.ok_or_else(|| {
+            let detail = "the agent is gone before its manifest";
+            Error::new(Kind::SourceLost, "agent", detail).with_peer(self.wire.name())
+        })?;
+        Ok(Manifest::check(&manifest, &key.image, &key.rank)?)
     }
 
     /// Has it copy `missing` of what was staged into the arena behind `descriptor`, a GPU's; `landed` hears of every range that

@@ -2,7 +2,7 @@
 
 use super::{
     ledger::{Key, Place},
-    protocol::{Grant, HEARTBEAT, Reply},
+    protocol::{FRAME, Grant, HEARTBEAT, MOST_MANIFEST, Reply},
     session::Session,
     thing::{Kept, Thing, host},
 };
@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 impl Session<'_> {
@@ -32,6 +32,16 @@ impl Session<'_> {
             Some(gpu) => self.reply(&Reply::Attached(grant), &[gpu.export_fd()?.as_fd()]),
             None => self.reply(&Reply::Attached(grant), &[host(arena)?.as_fd()]),
         }
+    }
+
+    /// What was handed over with it, for who has the image's id and nothing else of the image.
+    pub(super) fn manifest(&self, key: &Key) -> Result<()> {
+        let (thing, ..) = self.agent.find(key).ok_or_else(|| {
+            let detail = format!("{} of {} is not there at {}", key.rank, key.image, key.place);
+            Error::new(Kind::Unavailable, "manifest", detail)
+        })?;
+        self.reply(&Reply::Manifest, &[])?;
+        self.wire.send(&thing.manifest, &[], MOST_MANIFEST, Instant::now() + FRAME)
     }
 
     /// What `key` names, once it is ready, for this connection.

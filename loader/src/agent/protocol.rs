@@ -56,6 +56,8 @@ pub(super) enum Request {
         /// Only if it is held.
         held: bool,
     },
+    /// Give what proves it, and says what lies where in it.
+    Manifest { key: Key },
     /// Copy what was staged of it into the arena whose descriptor comes along.
     Push { image: String, rank: String, into: Locator, missing: Vec<(u64, u64)> },
     /// Say what there is.
@@ -84,6 +86,8 @@ pub(super) enum Reply {
     Kept(Entry),
     /// With a descriptor.
     Attached(Grant),
+    /// A frame with the manifest follows.
+    Manifest,
     /// All that was missing has been copied.
     Pushed { bytes: u64, pin_ms: f64 },
     /// Everything.

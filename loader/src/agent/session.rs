@@ -75,6 +75,7 @@ impl Session<'_> {
                 self.keep(key, &name, (priority, hold), wait, descriptor)
             }
             Request::Attach { key, held } => self.attach(&key, held),
+            Request::Manifest { key } => self.manifest(&key),
             Request::Push { image, rank, into, missing } => {
                 self.push(image, rank, &into, &missing, descriptor)
             }

@@ -6,10 +6,10 @@
 use super::{
     filler,
     ledger::{Ask, ClientId, Counts, Entry, Holding, Id, Key, Ledger, Made, Place, State},
-    thing::{Kept, Thing},
+    thing::{Kept, Proof, Thing},
 };
 use crate::{io::SourceFile, pipeline::FillConfig};
-use flashboot_core::{Digests, Error, Kind, Result};
+use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::{Context, Device};
 use flashboot_memory::{HostArenaConfig, PageKind, budget, pages};
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,7 @@ impl Inner {
         key: Key,
         bytes: u64,
         (priority, hold): (i32, Option<Holding>),
-        digests: Arc<Digests>,
+        proof: Proof,
         file: SourceFile,
     ) -> Result<Arc<Thing>> {
         let free = self.free(&key.place)?;
@@ -173,7 +173,7 @@ impl Inner {
             Made::New(id, victims) => (id, victims),
         };
         let gone = books.take(&victims);
-        let thing = Arc::new(Thing::new(id, key, digests, file));
+        let thing = Arc::new(Thing::new(id, key, proof, file));
         books.things.insert(id, Arc::clone(&thing));
         drop(books);
         give_back(gone, "for another image");

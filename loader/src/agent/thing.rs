@@ -20,6 +20,8 @@ pub(super) struct Thing {
     pub(super) id: Id,
     pub(super) key: Key,
     pub(super) digests: Arc<Digests>,
+    /// What proves it to who has the image's id alone.
+    pub(super) manifest: Arc<[u8]>,
     /// Until it is filled.
     pub(super) file: Mutex<Option<SourceFile>>,
     /// It was given up: whoever fills it stops.
@@ -31,6 +33,9 @@ pub(super) struct Thing {
     outcome: Mutex<Option<Result<()>>>,
     decided: Condvar,
 }
+
+/// What proves an arena's bytes, and the bytes that prove that.
+pub(super) type Proof = (Arc<Digests>, Arc<[u8]>);
 
 /// Memory that is full and verified.
 #[derive(Debug, Clone)]
@@ -46,11 +51,12 @@ pub(super) fn host(arena: &Arc<dyn Arena>) -> Result<Arc<HostArena>> {
 }
 
 impl Thing {
-    pub(super) fn new(id: Id, key: Key, digests: Arc<Digests>, file: SourceFile) -> Self {
+    pub(super) fn new(id: Id, key: Key, (digests, manifest): Proof, file: SourceFile) -> Self {
         Self {
             id,
             key,
             digests,
+            manifest,
             file: Mutex::new(Some(file)),
             cancel: AtomicBool::new(false),
             filling: OnceLock::new(),

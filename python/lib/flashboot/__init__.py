@@ -1,13 +1,13 @@
 """Model weights into memory at wire speed, provably byte-exact.
 
 `load` puts one rank into memory, from an image, a checkpoint, an object store or other processes that have it;
-`seed` serves an image to others; `clone` reads it from them. `flashboot.torch` makes tensors of what was loaded
+`attach` uses what the node agent holds, where it is; `seed` serves an image to others; `clone` reads it from them. `flashboot.torch` makes tensors of what was loaded
 and images of live models; `flashboot.safetensors` stands in for the package of that name; `flashboot.aio` has the
 same calls for asyncio. Nothing here needs torch, a GPU, libcuda or libibverbs to be imported.
 """
 
 from . import errors
-from ._api import Arena, Image, Seed, clone, doctor, load, seed
+from ._api import Arena, Image, Seed, attach, clone, doctor, load, seed
 from ._flashboot import __version__
 from .errors import FlashbootError
 
@@ -18,6 +18,7 @@ __all__ = [
     "Seed",
     "Tensor",
     "__version__",
+    "attach",
     "clone",
     "doctor",
     "errors",

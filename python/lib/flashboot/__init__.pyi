@@ -5,6 +5,7 @@ from . import torch as torch
 from ._api import Arena as Arena
 from ._api import Image as Image
 from ._api import Seed as Seed
+from ._api import attach as attach
 from ._api import clone as clone
 from ._api import doctor as doctor
 from ._api import load as load

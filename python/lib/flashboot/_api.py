@@ -102,6 +102,11 @@ class Arena:
         return self._inner.device
 
     @property
+    def read_only(self):
+        """Whether the memory is another process's, attached where it is: a write to it ends this process."""
+        return self._inner.read_only
+
+    @property
     def report(self):
         """The account of the load: where it came from, how long it took, what was passed over and why."""
         return self._inner.report
@@ -234,6 +239,42 @@ def load(
             transport=transport,
             config=config,
             patience=patience,
+            progress=progress,
+        )
+    )
+
+
+def attach(
+    image=None,
+    *,
+    image_id=None,
+    rank=None,
+    device=None,
+    private=False,
+    agent=None,
+    config=None,
+    progress=None,
+):
+    """Attaches to memory that the node agent of this host holds (`flashboot hold`), where it is; nothing else is tried.
+
+    `image` is an `Image` or its directory, of which no payload is read; without it `image_id` says which, and what lies where comes
+    from the agent, proved by the id; without either it is the only arena that is held on `device`. `agent` is the directory of the
+    agent's socket. It is waited for what is still being filled.
+
+    The memory is read-only: whoever writes through a tensor of it ends its process. `private` is a verified copy of one's own, for
+    engines that write their weights. The agent keeps the memory for as long as any tensor sees it, and this process keeps it should
+    the agent go.
+    """
+    image = image.path if isinstance(image, Image) else image
+    return Arena(
+        _flashboot.attach(
+            image,
+            image_id=image_id,
+            rank=rank,
+            device=device,
+            private=private,
+            agent=agent,
+            config=config,
             progress=progress,
         )
     )

@@ -36,6 +36,8 @@ class Arena:
     @property
     def device(self) -> str: ...
     @property
+    def read_only(self) -> bool: ...
+    @property
     def report(self) -> dict[str, Any]: ...
     @property
     def image_id(self) -> str | None: ...
@@ -85,6 +87,17 @@ def load(
     transport: str | None = None,
     config: Mapping[str, Any] | None = None,
     patience: float = 60.0,
+    progress: Progress | None = None,
+) -> Arena: ...
+def attach(
+    image: Image | StrPath | None = None,
+    *,
+    image_id: str | None = None,
+    rank: str | None = None,
+    device: str | None = None,
+    private: bool = False,
+    agent: StrPath | None = None,
+    config: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Arena: ...
 def clone(

@@ -9,7 +9,7 @@ import functools
 from . import _api
 from .errors import CancelledError
 
-__all__ = ["clone", "doctor", "load", "seed"]
+__all__ = ["attach", "clone", "doctor", "load", "seed"]
 
 
 async def _with_progress(call, *args, progress=None, **kwargs):
@@ -31,6 +31,11 @@ async def _with_progress(call, *args, progress=None, **kwargs):
 @functools.wraps(_api.load)
 async def load(*args, **kwargs):
     return await _with_progress(_api.load, *args, **kwargs)
+
+
+@functools.wraps(_api.attach)
+async def attach(*args, **kwargs):
+    return await _with_progress(_api.attach, *args, **kwargs)
 
 
 @functools.wraps(_api.clone)

@@ -3,7 +3,7 @@ from typing import Any
 
 from ._api import Arena, Image, Progress, Seed, StrPath
 
-__all__ = ["clone", "doctor", "load", "seed"]
+__all__ = ["attach", "clone", "doctor", "load", "seed"]
 
 async def load(
     path: StrPath | None = None,
@@ -21,6 +21,17 @@ async def load(
     transport: str | None = None,
     config: Mapping[str, Any] | None = None,
     patience: float = 60.0,
+    progress: Progress | None = None,
+) -> Arena: ...
+async def attach(
+    image: Image | StrPath | None = None,
+    *,
+    image_id: str | None = None,
+    rank: str | None = None,
+    device: str | None = None,
+    private: bool = False,
+    agent: StrPath | None = None,
+    config: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Arena: ...
 async def clone(

@@ -13,11 +13,12 @@ import gc
 import torch
 
 from ._dtypes import DTYPES, PACKED
+from ._partial import PartialTensor, stream
 from ._ranks import capture_ranks
 from ._slots import Slots, is_meta
 from .errors import InvalidError, MismatchError, _listed
 
-__all__ = ["bind", "capture", "capture_ranks", "compact", "state_dict"]
+__all__ = ["PartialTensor", "bind", "capture", "capture_ranks", "compact", "state_dict", "stream"]
 
 #: How the name of a run of bytes ends that only views see.
 STORAGE = "#storage"

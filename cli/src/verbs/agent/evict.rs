@@ -1,10 +1,15 @@
 //! `flashboot evict`.
 
 use super::Which;
-use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
+};
 use clap::{ArgGroup, Args};
 use flashboot::{agent, config::Config};
-use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["image", "all"]))]
@@ -28,7 +33,7 @@ impl EvictArgs {
     }
 }
 
-pub(crate) fn run(args: &EvictArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &EvictArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let runtime = runtime(false)?;
     let gone = runtime.block_on(agent::evict(config, args.image.clone(), args.rank.clone()));
     runtime.shutdown_background();
@@ -38,5 +43,5 @@ pub(crate) fn run(args: &EvictArgs, config: &Config, output: Output) -> Result<E
     output.result(&object, || {
         format!("gave up {} of {}\n", human::count(gone.len() as u64, "arena"), human::bytes(bytes))
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }

@@ -2,7 +2,12 @@
 
 use super::Which;
 use crate::{
-    exit::Failure, human, output::Output, progress::Bar, settings::Overrides, verbs::replicate::runtime,
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    progress::Bar,
+    settings::Overrides,
+    verbs::replicate::runtime,
 };
 use clap::Args;
 use flashboot::{
@@ -10,7 +15,7 @@ use flashboot::{
     config::{Config, Devices},
 };
 use flashboot_checkpoint::Progress as _;
-use std::{path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 
 /// What both are told alike.
 #[derive(Debug, Args)]
@@ -61,12 +66,12 @@ impl HoldArgs {
     }
 }
 
-pub(crate) fn stage(args: &StageArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn stage(args: &StageArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let StageArgs { keep } = args;
     run(keep, KeepRequest { hold: None, ..request(keep) }, config, output)
 }
 
-pub(crate) fn hold(args: &HoldArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn hold(args: &HoldArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let HoldArgs { keep, lease, .. } = args;
     let hold = Some(lease.map(Into::into));
     run(keep, KeepRequest { hold, ..request(keep) }, config, output)
@@ -82,14 +87,14 @@ fn request(keep: &Keep) -> KeepRequest {
     }
 }
 
-fn run(keep: &Keep, request: KeepRequest, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+fn run(keep: &Keep, request: KeepRequest, config: &Config, output: Output) -> Result<Code, Failure> {
     let runtime = runtime(false)?;
     let bar = Bar::new(output, "in memory");
     let kept = runtime.block_on(agent::keep(config, request, move |done, total| bar.advance(done, total)));
     runtime.shutdown_background();
     let entry = kept?;
     output.result(&entry, || text(keep, &entry))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn text(keep: &Keep, entry: &Entry) -> String {

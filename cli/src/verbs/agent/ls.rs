@@ -2,7 +2,7 @@
 
 use super::Which;
 use crate::{
-    exit::Failure,
+    exit::{Code, Failure},
     human,
     output::Output,
     settings::Overrides,
@@ -14,7 +14,6 @@ use flashboot::{
     agent::{self, State, Status},
     config::Config,
 };
-use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
@@ -28,13 +27,13 @@ impl LsArgs {
     }
 }
 
-pub(crate) fn run(_: &LsArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(_: &LsArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let runtime = runtime(false)?;
     let status = runtime.block_on(agent::status(config));
     runtime.shutdown_background();
     let status = status?;
     output.result(&status, || text(&status))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn text(status: &Status) -> String {

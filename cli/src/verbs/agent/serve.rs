@@ -2,7 +2,11 @@
 
 use super::Which;
 use crate::{
-    exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+    exit::{Code, Failure},
+    human, interrupt,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
     verbs::service::Shown,
 };
 use clap::Args;
@@ -13,7 +17,6 @@ use flashboot::{
     service,
 };
 use flashboot_core::ByteSize;
-use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
@@ -51,7 +54,7 @@ impl AgentArgs {
     }
 }
 
-pub(crate) fn run(_: &AgentArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(_: &AgentArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let notify = Notify::new(std::env::var_os("NOTIFY_SOCKET").as_deref());
     let told = |running: &Running| {
         // A reader of stdout that is gone ends nothing.
@@ -72,5 +75,5 @@ pub(crate) fn run(_: &AgentArgs, config: &Config, output: Output) -> Result<Exit
     });
     runtime.shutdown_background();
     done?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }

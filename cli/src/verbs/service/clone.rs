@@ -2,7 +2,12 @@
 
 use super::SeatArgs;
 use crate::{
-    again, exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+    again,
+    exit::{Code, Failure},
+    human, interrupt,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
 };
 use clap::{ArgGroup, Args};
 use flashboot::{
@@ -10,7 +15,7 @@ use flashboot::{
     service::{self, CloneRequest, Cloned, ClonedRanks, KillAt},
 };
 use flashboot_rendezvous::{protocol::Wanted, store::Address};
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, path::PathBuf};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["model", "image"]))]
@@ -61,7 +66,7 @@ impl CloneArgs {
     }
 }
 
-pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let wanted = Wanted {
         image: args.image.clone(),
         model: args.model.clone(),
@@ -97,7 +102,7 @@ pub(crate) fn run(args: &CloneArgs, config: &Config, output: Output) -> Result<E
         again::instead_of(error, args.restarted);
     }
     done?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn text(cloned: &Cloned) -> String {

@@ -2,7 +2,11 @@
 
 use super::{SeatArgs, seed};
 use crate::{
-    exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+    exit::{Code, Failure},
+    human, interrupt,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
 };
 use clap::Args;
 use flashboot::{
@@ -11,7 +15,7 @@ use flashboot::{
 };
 use flashboot_checkpoint::Image;
 use flashboot_rendezvous::store::Address;
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, path::PathBuf};
 
 #[derive(Debug, Args)]
 pub(crate) struct GatherArgs {
@@ -45,7 +49,7 @@ impl GatherArgs {
     }
 }
 
-pub(crate) fn run(args: &GatherArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &GatherArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let image = Image::open(&args.image)?;
     let request = GatherRequest {
         rank: seed::rank(&image, args.rank.as_deref())?,
@@ -72,7 +76,7 @@ pub(crate) fn run(args: &GatherArgs, config: &Config, output: Output) -> Result<
     });
     runtime.shutdown_background();
     done?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 fn text(gathered: &Gathered) -> String {

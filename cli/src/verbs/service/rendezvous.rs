@@ -1,11 +1,17 @@
 //! `flashboot rendezvous`.
 
 use super::{Lease, Protection, Shown};
-use crate::{exit::Failure, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime};
+use crate::{
+    exit::{Code, Failure},
+    interrupt,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
+};
 use clap::Args;
 use flashboot::{config::Config, network::Advertised, observe::Observed, service};
 use flashboot_rendezvous::store::Address;
-use std::{net::SocketAddr, process::ExitCode};
+use std::net::SocketAddr;
 
 #[derive(Debug, Args)]
 pub(crate) struct RendezvousArgs {
@@ -34,7 +40,7 @@ impl RendezvousArgs {
     }
 }
 
-pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let network = config.network();
     let told = |endpoint: &Address| {
         // A reader of stdout that is gone ends nothing.
@@ -49,5 +55,5 @@ pub(crate) fn run(args: &RendezvousArgs, config: &Config, output: Output) -> Res
         let (lease, store) = (args.lease.lease, args.store.as_ref());
         service::rendezvous(args.listen, lease, store, &network, &observed, told, stop).await
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }

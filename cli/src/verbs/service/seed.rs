@@ -2,7 +2,11 @@
 
 use super::{Lease, SeatArgs};
 use crate::{
-    exit::Failure, human, interrupt, output::Output, settings::Overrides, verbs::replicate::runtime,
+    exit::{Code, Failure},
+    human, interrupt,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
 };
 use clap::Args;
 use flashboot::{
@@ -11,7 +15,7 @@ use flashboot::{
 };
 use flashboot_checkpoint::{Image, RankImage};
 use flashboot_rendezvous::store::Address;
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf};
 
 #[derive(Debug, Args)]
 pub(crate) struct SeedArgs {
@@ -44,7 +48,7 @@ impl SeedArgs {
     }
 }
 
-pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let image = Image::open(&args.image)?;
     let rank = rank(&image, args.rank.as_deref())?;
     let request = SeedRequest {
@@ -67,7 +71,7 @@ pub(crate) fn run(args: &SeedArgs, config: &Config, output: Output) -> Result<Ex
     });
     runtime.shutdown_background();
     done?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 /// The rank image called so, or the only one.

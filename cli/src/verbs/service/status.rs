@@ -1,14 +1,20 @@
 //! `flashboot status`: who holds what, and who reads from whom, drawn.
 
 use super::Protection;
-use crate::{exit::Failure, human, output::Output, settings::Overrides, verbs::replicate::runtime};
+use crate::{
+    exit::{Code, Failure},
+    human,
+    output::Output,
+    settings::Overrides,
+    verbs::replicate::runtime,
+};
 use clap::Args;
 use flashboot::{config::Config, service};
 use flashboot_rendezvous::{
     protocol::{Blame, Bound, Egress, MemberStatus, Role, Status},
     store::Address,
 };
-use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode};
+use std::{collections::BTreeSet, fmt::Write as _};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -25,12 +31,12 @@ impl StatusArgs {
     }
 }
 
-pub(crate) fn run(args: &StatusArgs, config: &Config, output: Output) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &StatusArgs, config: &Config, output: Output) -> Result<Code, Failure> {
     let runtime = runtime(false)?;
     let network = config.network();
     let status = runtime.block_on(async { service::status(&args.rendezvous, &network).await })?;
     output.result(&status, || text(&status))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Code::SUCCESS)
 }
 
 /// Each content, and under it its members as trees: who reads stands below whom it reads from.

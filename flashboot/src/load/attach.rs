@@ -1,0 +1,107 @@
+//! Attaching: what the agent of this host holds, used where it is, and nothing else tried.
+
+use super::{Contents, Known, Named, Placed, Progress, Request, device, rank_of, run};
+use crate::{
+    agent::{at, place_of},
+    config::{Attach, Config},
+};
+use flashboot_checkpoint::{Image, Manifest};
+use flashboot_core::{Error, Kind, Result};
+use flashboot_cuda::Context;
+use flashboot_loader::{
+    agent::{Client, Entry, HeldSource, Key, Place, Target},
+    source::Wanted,
+};
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+/// What is to be attached. Nothing need be named: then it is the one arena that is held where `config` says.
+#[derive(Debug, Clone, Default)]
+pub struct AttachRequest {
+    /// An image's directory, whose metadata and table say what is wanted; no byte of its payload is read.
+    pub image: Option<PathBuf>,
+    /// The image's id, where its directory is not at hand: the agent gives what the id proves.
+    pub id: Option<String>,
+    /// Which rank image, by name; the only one, unless named.
+    pub rank: Option<String>,
+    /// `replicate.device` says where, `load.attach` whether it is used where it is or copied, `agent` which agent.
+    pub config: Config,
+}
+
+/// Attaches what the agent holds; while it is still filling it, `progress` stands still. Needs a tokio runtime.
+///
+/// # Errors
+/// [`Kind::Unavailable`] where no agent runs or it does not hold that; [`Kind::Invalid`] where several would fit and none was
+/// named; [`Kind::Mismatch`] where image and id disagree.
+pub async fn attach(request: AttachRequest, progress: Progress) -> Result<Placed> {
+    let device = device(&request.config).await?;
+    let work = move || {
+        let context = device.as_ref().map(Context::open).transpose()?;
+        let began = Instant::now();
+        let (wanted, contents) = known(&request, &place_of(context.as_ref()))?;
+        let private = request.config.load.attach == Attach::Private;
+        let target = context.clone().map_or(Target::Host, Target::Gpu);
+        let held = HeldSource::new(at(&request.config), target, private);
+        let sources = vec![Known::Plain(Arc::new(held))];
+        let request = Request { rank: request.rank, id: request.id, ..Request::new(request.config) };
+        run(&request, Named { wanted, contents, sources }, context, began, &progress)
+    };
+    crate::service::blocking(work).await
+}
+
+/// What the request means: by the image's own files, else by what the agent was given with it.
+fn known(request: &AttachRequest, place: &Place) -> Result<(Wanted, Contents)> {
+    let Some(path) = &request.image else {
+        let client = Client::dial(&at(&request.config))?;
+        let Entry { image, rank, place, .. } = the_one(&client, request, place)?;
+        let Manifest { metadata, entry, table, .. } = client.manifest(&Key { image, rank, place })?;
+        let wanted = Wanted {
+            image: Some(metadata.id),
+            rank: entry.coordinate.to_string(),
+            payload: entry.payload_bytes,
+            digests: Some(Arc::new(table.digests().clone())),
+        };
+        return Ok((wanted, Contents::image(metadata.fingerprint, Arc::new(table))));
+    };
+    let image = Image::open(path)?;
+    let rank = rank_of(&image, request.rank.as_deref())?;
+    if let Some(id) = request.id.as_ref().filter(|id| *id != image.id()) {
+        let detail = format!("{} is image {}, {id} is wanted", path.display(), image.id());
+        return Err(Error::new(Kind::Mismatch, "attach", detail));
+    }
+    let wanted = Wanted {
+        image: Some(image.id().to_owned()),
+        rank: rank.coordinate.to_string(),
+        payload: rank.payload_bytes,
+        digests: Some(Arc::new(rank.table.digests().clone())),
+    };
+    Ok((wanted, Contents::image(image.metadata().fingerprint.clone(), Arc::clone(&rank.table))))
+}
+
+/// The only held arena there that the request can mean.
+fn the_one(client: &Client, request: &AttachRequest, place: &Place) -> Result<Entry> {
+    let entries = client.status()?.entries.into_iter().map(|listed| listed.entry);
+    let means = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
+    let mut fit: Vec<_> = entries
+        .filter(|e| e.held && e.place == *place)
+        .filter(|e| means(&request.id, &e.image) && means(&request.rank, &e.rank))
+        .collect();
+    match (fit.pop(), fit.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (None, _) => {
+            let what = request.id.as_deref().unwrap_or("anything");
+            let rank = request.rank.as_deref().map_or_else(String::new, |rank| format!("{rank} of "));
+            Err(Error::new(
+                Kind::Unavailable,
+                "attach",
+                format!("the agent holds nothing of {rank}{what} at {place}"),
+            )
+            .with_remedy("have it held first: flashboot hold IMAGE"))
+        }
+        (Some(last), false) => {
+            fit.push(last);
+            let names: Vec<_> = fit.iter().take(8).map(|e| format!("{} of {}", e.rank, e.image)).collect();
+            let detail = format!("{} arenas are held at {place}: {}", fit.len(), names.join(", "));
+            Err(Error::new(Kind::Invalid, "attach", detail).with_remedy("name the image's id, or the rank"))
+        }
+    }
+}
