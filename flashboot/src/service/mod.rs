@@ -23,7 +23,8 @@ mod wanted;
 pub(crate) use clone::{clone_into, look};
 pub(crate) use payload::write as write_payload;
 pub(crate) use seat::{Held, blocking, random};
-pub(crate) use sources::{Hop, Members, peer, stall};
+pub use sources::Hop;
+pub(crate) use sources::{Members, peer, stall};
 
 pub use clone::{CloneRequest, Cloned, clone};
 pub use gather::{GatherRequest, Gathered, gather};
@@ -32,6 +33,7 @@ pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedRequest, Serving, seed};
 pub use wanted::image_id;
+pub(crate) use wanted::only;
 
 use crate::{
     config::Config,

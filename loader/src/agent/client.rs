@@ -9,6 +9,7 @@ use super::{
     store::Status,
 };
 use flashboot_channel::local::{Policy, Wire};
+use flashboot_checkpoint::Manifest;
 use flashboot_core::{ByteRange, Error, Generation, Kind, Locator, Result};
 use std::{
     fs::File,
@@ -211,6 +212,23 @@ impl Client {
             }
             (other, _) => Err(self.odd(&other)),
         }
+    }
+
+    /// What proves a rank image that it has, wherever it has it.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] for what the agent does not have; what a manifest can be refused for.
+    pub fn manifest(&self, image: &str, rank: &str) -> Result<Manifest> {
+        self.ask(Request::Manifest { image: image.to_owned(), rank: rank.to_owned() }, None)?;
+        match self.answer(&mut |_| Ok(()))? {
+            (Reply::Manifest, _) => {}
+            (other, _) => return Err(self.odd(&other)),
+        }
+        let followed = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + SILENCE)?;
+        let (bytes, _) = followed.ok_or_else(|| {
+            Error::new(Kind::SourceLost, "agent", "a manifest was to follow").with_peer(self.wire.name())
+        })?;
+        Ok(Manifest::check(&bytes, image, rank)?)
     }
 
     /// Everything that the agent has.

@@ -36,15 +36,8 @@ impl Session<'_> {
 
     /// What `key` names, once it is ready, for this connection.
     fn take(&self, key: &Key, held: bool) -> Result<Kept> {
-        let absent = |what: &str| {
-            let detail = format!("{} of {} is not {what} at {}", key.rank, key.image, key.place);
-            Error::new(Kind::Unavailable, "attach", detail)
-        };
-        let found = self.agent.find(key);
-        let (thing, _, is_held) = found.ok_or_else(|| absent(if held { "held" } else { "staged" }))?;
-        if held && !is_held {
-            return Err(absent("held"));
-        }
+        let found = self.agent.find(key).filter(|(.., is_held)| *is_held || !held);
+        let (thing, ..) = found.ok_or_else(|| key.absent("attach", held))?;
         self.until_ready(&thing)?;
         self.agent.attach(&thing, self.client)
     }
@@ -89,10 +82,7 @@ impl Session<'_> {
             return Err(invalid("the arena to be filled is not in a GPU's memory"));
         };
         let key = Key { image, rank, place: Place::Host };
-        let (thing, ..) = self.agent.find(&key).ok_or_else(|| {
-            let detail = format!("{} of {} is not staged", key.rank, key.image);
-            Error::new(Kind::Unavailable, "push", detail)
-        })?;
+        let (thing, ..) = self.agent.find(&key).ok_or_else(|| key.absent("push", false))?;
         self.until_ready(&thing)?;
         self.agent.attach(&thing, self.client)?;
         let push = || -> Result<(u64, Duration)> {

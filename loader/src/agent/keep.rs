@@ -34,9 +34,9 @@ impl Session<'_> {
         // Read first, whatever comes of it: the next request begins behind it.
         let manifest = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + FRAME)?;
         let protocol = |what: &str| Error::new(Kind::Protocol, "agent", what.to_owned());
-        let (manifest, _) = manifest.ok_or_else(|| protocol("a manifest was to follow"))?;
+        let (proof, _) = manifest.ok_or_else(|| protocol("a manifest was to follow"))?;
         let descriptor = descriptor.ok_or_else(|| protocol("the payload's descriptor was to come along"))?;
-        let manifest = Manifest::check(&manifest, &key.image, &key.rank)?;
+        let manifest = Manifest::check(&proof, &key.image, &key.rank)?;
         let name: String = name.chars().take(LONGEST_NAME).collect();
         let file = self.open(&descriptor, Path::new(&name))?;
         let payload = manifest.entry.payload_bytes;
@@ -54,7 +54,7 @@ impl Session<'_> {
         };
         let hold = hold.map(|lease| Holding { lease: lease.ms.map(Duration::from_millis) });
         let digests = Arc::new(manifest.table.digests().clone());
-        let thing = self.agent.want(key, bytes, (priority, hold), digests, file)?;
+        let thing = self.agent.want(key, bytes, (priority, hold), (digests, proof), file)?;
         if wait {
             self.until_ready(&thing)?;
         }

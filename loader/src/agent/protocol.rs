@@ -58,6 +58,8 @@ pub(super) enum Request {
     },
     /// Copy what was staged of it into the arena whose descriptor comes along.
     Push { image: String, rank: String, into: Locator, missing: Vec<(u64, u64)> },
+    /// Give what proves a rank image that is here, wherever it lies. A frame with the manifest follows the answer.
+    Manifest { image: String, rank: String },
     /// Say what there is.
     List,
     /// Give these up: everything of an image, or of a rank, or at one place, that nobody has attached.
@@ -86,6 +88,8 @@ pub(super) enum Reply {
     Attached(Grant),
     /// All that was missing has been copied.
     Pushed { bytes: u64, pin_ms: f64 },
+    /// The manifest follows.
+    Manifest,
     /// Everything.
     Listed(Status),
     /// What was given up.

@@ -185,10 +185,6 @@ fn look(load: &Load, agent: &ClientConfig, place: &Place, held: bool) -> Result<
             }
             Ok(())
         }
-        None => {
-            let what = if held { "held" } else { "staged" };
-            let detail = format!("{} of {} is not {what} at {place}", key.rank, key.image);
-            Err(Error::new(Kind::Unavailable, "agent", detail))
-        }
+        None => Err(key.absent("agent", held)),
     }
 }

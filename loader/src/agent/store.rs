@@ -155,7 +155,7 @@ impl Inner {
         key: Key,
         bytes: u64,
         (priority, hold): (i32, Option<Holding>),
-        digests: Arc<Digests>,
+        (digests, manifest): (Arc<Digests>, Vec<u8>),
         file: SourceFile,
     ) -> Result<Arc<Thing>> {
         let free = self.free(&key.place)?;
@@ -173,7 +173,7 @@ impl Inner {
             Made::New(id, victims) => (id, victims),
         };
         let gone = books.take(&victims);
-        let thing = Arc::new(Thing::new(id, key, digests, file));
+        let thing = Arc::new(Thing::new(id, key, digests, manifest, file));
         books.things.insert(id, Arc::clone(&thing));
         drop(books);
         give_back(gone, "for another image");
@@ -215,6 +215,12 @@ impl Inner {
         let id = books.ledger.find(key)?;
         let (state, held) = books.ledger.state(id)?;
         Some((Arc::clone(books.things.get(&id)?), state, held))
+    }
+
+    /// This rank image of this image, at whichever place.
+    pub(super) fn anywhere(&self, image: &str, rank: &str) -> Option<Arc<Thing>> {
+        let books = self.books();
+        books.things.values().find(|thing| thing.key.image == image && thing.key.rank == rank).map(Arc::clone)
     }
 
     /// Its memory, for `client` until it is gone or lets go.

@@ -20,6 +20,8 @@ pub(super) struct Thing {
     pub(super) id: Id,
     pub(super) key: Key,
     pub(super) digests: Arc<Digests>,
+    /// What proves it, as its asker sent it.
+    pub(super) manifest: Vec<u8>,
     /// Until it is filled.
     pub(super) file: Mutex<Option<SourceFile>>,
     /// It was given up: whoever fills it stops.
@@ -46,11 +48,12 @@ pub(super) fn host(arena: &Arc<dyn Arena>) -> Result<Arc<HostArena>> {
 }
 
 impl Thing {
-    pub(super) fn new(id: Id, key: Key, digests: Arc<Digests>, file: SourceFile) -> Self {
+    pub(super) fn new(id: Id, key: Key, digests: Arc<Digests>, manifest: Vec<u8>, file: SourceFile) -> Self {
         Self {
             id,
             key,
             digests,
+            manifest,
             file: Mutex::new(Some(file)),
             cancel: AtomicBool::new(false),
             filling: OnceLock::new(),
