@@ -10,7 +10,7 @@ use flashboot::{
     service::{self, CloneRequest, Cloned, ClonedRanks, KillAt},
 };
 use flashboot_rendezvous::{protocol::Wanted, store::Address};
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["model", "image"]))]
@@ -114,12 +114,6 @@ fn text(cloned: &Cloned) -> String {
         cloned.image,
         cloned.member,
     );
-    for hop in &cloned.sources {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "read from {} by {}", hop.source, hop.transport);
-        for passed in &hop.passed {
-            let _ = writeln!(text, "  passed over {}: {}", passed.name, passed.reason);
-        }
-    }
+    text += &super::hops(&cloned.sources);
     text
 }
