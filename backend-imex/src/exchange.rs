@@ -48,21 +48,10 @@ fn peer(locator: &Locator) -> String {
 impl HandleExchange for ImexExchange {
     async fn export(&self, arena: Arc<dyn Arena>, timeout: Duration) -> Result<Box<dyn Export>> {
         let exported = gpu(&arena)?;
-        let Some(generation) = arena.observe(ShardId(0)).generation else {
-            return Err(Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
-                .with_remedy("begin a generation first"));
-        };
+        let generation = Locator::filling(arena.observe(ShardId(0)).generation)?;
         let handle =
             bounded("export", "the driver's handle", timeout, move || exported.export_fabric()).await?;
-        let locator = Locator {
-            transport: TransportName::Imex,
-            generation,
-            payload: arena.payload(),
-            capacity: arena.capacity(),
-            shards: arena.shards(),
-            location: arena.location(),
-            endpoint: handle::encode(&handle),
-        };
+        let locator = Locator::of(&*arena, generation, TransportName::Imex, handle::encode(&handle));
         Ok(Box::new(ImexExport { locator, _arena: arena }))
     }
 

@@ -5,53 +5,13 @@ use flashboot_core::{
     Arena, ArenaSpec, Error, Kind, Location, Locator, MemoryKind, Result, TransportName, check_served,
 };
 use flashboot_cuda::CudaArena;
+pub(crate) use flashboot_cuda::Served;
 use flashboot_memory::{HostArena, HostArenaConfig, PageKind, boot_id};
 use std::{
     any::Any,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
-
-/// An arena by what it is made of.
-#[derive(Debug, Clone)]
-pub(crate) enum Served {
-    Host(Arc<HostArena>),
-    Gpu(Arc<CudaArena>),
-}
-
-impl Served {
-    /// `arena` as what it is, or which arenas `ipc` serves.
-    pub(crate) fn of(arena: &Arc<dyn Arena>) -> Result<Self> {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
-        if let Ok(host) = any.downcast() {
-            return Ok(Self::Host(host));
-        }
-        CudaArena::from_arena(arena).map(Self::Gpu).ok_or_else(|| {
-            Error::new(
-                Kind::Invalid,
-                "ipc",
-                format!(
-                    "{arena:?} is neither a host arena of flashboot-memory nor a GPU arena of flashboot-cuda"
-                ),
-            )
-            .with_remedy("allow another transport for this arena")
-        })
-    }
-
-    /// What a reader is to have of it. Calls the driver for a GPU arena.
-    pub(crate) fn offer(self) -> Result<Offer> {
-        Ok(match self {
-            Self::Host(arena) => Offer::Host(arena),
-            Self::Gpu(arena) => {
-                let descriptor = arena.export_fd()?;
-                let words = host_words(&arena)
-                    .inspect_err(|error| tracing::warn!(%error, "readers look at the words through the GPU"))
-                    .ok();
-                Offer::Gpu { arena, descriptor, words }
-            }
-        })
-    }
-}
 
 /// The words of a GPU arena in a sealed memfd, made once an arena.
 fn host_words(arena: &CudaArena) -> Result<Arc<HostArena>> {
@@ -71,6 +31,20 @@ pub(crate) enum Offer {
 }
 
 impl Offer {
+    /// What a reader is to have of an arena. Calls the driver for a GPU arena.
+    pub(crate) fn of(served: Served) -> Result<Self> {
+        Ok(match served {
+            Served::Host(arena) => Self::Host(arena),
+            Served::Gpu(arena) => {
+                let descriptor = arena.export_fd()?;
+                let words = host_words(&arena)
+                    .inspect_err(|error| tracing::warn!(%error, "readers look at the words through the GPU"))
+                    .ok();
+                Self::Gpu { arena, descriptor, words }
+            }
+        })
+    }
+
     pub(crate) fn arena(&self) -> Arc<dyn Arena> {
         match self {
             Self::Host(arena) => Arc::clone(arena) as _,

@@ -1,7 +1,7 @@
 //! One endpoint on this host: exports arenas, imports locators of other processes.
 
 use crate::{
-    arena::{Served, check_locator},
+    arena::{Offer, Served, check_locator},
     config::IpcConfig,
     connection::GpuSource,
     dial::{Clock, Dialled, dial},
@@ -53,27 +53,16 @@ impl IpcExchange {
 #[async_trait]
 impl HandleExchange for IpcExchange {
     async fn export(&self, arena: Arc<dyn Arena>, timeout: Duration) -> Result<Box<dyn Export>> {
-        let served = Served::of(&arena)?;
-        let Some(generation) = arena.observe(ShardId(0)).generation else {
-            return Err(Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
-                .with_remedy("begin a generation first"));
-        };
+        let served = Served::of(&arena, "ipc")?;
+        let generation = Locator::filling(arena.observe(ShardId(0)).generation)?;
         // For host memory nothing here waits: the responder finds the export when a reader asks.
         let offer = match served {
-            Served::Host(_) => served.offer()?,
+            Served::Host(_) => Offer::of(served)?,
             Served::Gpu(_) => {
-                bounded("export", "the driver's handle", timeout, move || served.offer()).await?
+                bounded("export", "the driver's handle", timeout, move || Offer::of(served)).await?
             }
         };
-        let locator = Locator {
-            transport: TransportName::Ipc,
-            generation,
-            payload: arena.payload(),
-            capacity: arena.capacity(),
-            shards: arena.shards(),
-            location: arena.location(),
-            endpoint: self.endpoint.path().to_owned(),
-        };
+        let locator = Locator::of(&*arena, generation, TransportName::Ipc, self.endpoint.path().to_owned());
         let id = self.endpoint.registry().add(generation, offer);
         Ok(Box::new(IpcExport { endpoint: Arc::clone(&self.endpoint), id, locator }))
     }
@@ -86,7 +75,7 @@ impl HandleExchange for IpcExchange {
         timeout: Duration,
     ) -> Result<Box<dyn Mover>> {
         let started = Instant::now();
-        let served = Served::of(&into)?;
+        let served = Served::of(&into, "ipc")?;
         check_locator(locator, &into.location())?;
         locator.check_fits(&*into).map_err(|e| e.with_peer(&locator.endpoint))?;
         drop(into);

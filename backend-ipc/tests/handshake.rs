@@ -23,7 +23,9 @@ const FULL: u32 = 5;
 #[tokio::test(flavor = "current_thread")]
 async fn readers_that_talk_nonsense_are_refused_and_delay_nobody() {
     let dir = tempfile::tempdir().unwrap();
-    let exchange = open(&config(dir.path())).await.unwrap();
+    // Whoever is silent may be so for longer than anybody waits here.
+    let patient = IpcConfig { handshake: 10 * PATIENCE, ..config(dir.path()) };
+    let exchange = open(&patient).await.unwrap();
     let source = seed(PAYLOAD, 7);
     let export = exchange.export(source, PATIENCE).await.unwrap();
     let path = export.locator().endpoint.clone();
@@ -60,10 +62,8 @@ async fn readers_that_talk_nonsense_are_refused_and_delay_nobody() {
         let socket = dial(&path);
         send(&socket, &good, &[]);
     }
-    let started = Instant::now();
     let mover = exchange.import(export.locator(), arena(PAYLOAD), PATIENCE).await.unwrap();
     assert_eq!(pull(&*mover, PAYLOAD).await.unwrap(), expected(PAYLOAD));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     drop(silent);
 }
 
@@ -84,7 +84,7 @@ async fn silent_readers_lose_their_place_at_the_deadline_and_a_crowd_is_refused(
     for socket in &silent {
         assert!(receive(socket).is_empty(), "hung up on");
     }
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < PATIENCE, "all of them together, not one after the other");
     let mut movers = Vec::new();
     for _ in 0..4 {
         movers.push(exchange.import(export.locator(), arena(PAYLOAD), PATIENCE).await.unwrap());
@@ -92,8 +92,12 @@ async fn silent_readers_lose_their_place_at_the_deadline_and_a_crowd_is_refused(
     let e = exchange.import(export.locator(), arena(PAYLOAD), PATIENCE).await.unwrap_err();
     assert_eq!(e.kind(), Kind::Busy, "{e}");
     drop(movers.pop());
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    exchange.import(export.locator(), arena(PAYLOAD), PATIENCE).await.expect("a place came free");
+    let freed = Instant::now();
+    // The exporter hears a moment later that a reader is gone.
+    while let Err(e) = exchange.import(export.locator(), arena(PAYLOAD), PATIENCE).await {
+        assert!(e.kind() == Kind::Busy && freed.elapsed() < PATIENCE, "a place came free: {e}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// A locator of an exporter that `answer` plays once, on its own thread.
@@ -207,7 +211,7 @@ async fn an_exporter_that_breaks_the_protocol_is_refused_by_what_it_did() {
     });
     let (result, took) = ask(Duration::from_millis(200), silent).await;
     assert_eq!(kind(result), Err(Kind::Deadline), "silent");
-    assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(3), "{took:?}");
+    assert!(took >= Duration::from_millis(200) && took < PATIENCE, "{took:?}");
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -226,6 +230,6 @@ async fn an_exporter_that_never_accepts_costs_no_more_than_the_deadline() {
         let started = Instant::now();
         let e = exchange.import(&locator, arena(PAYLOAD), Duration::from_millis(150)).await.unwrap_err();
         assert_eq!(e.kind(), Kind::Deadline, "{e}");
-        assert!(started.elapsed() < Duration::from_secs(3));
+        assert!(started.elapsed() < PATIENCE);
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Bug, MockArena, Network, mover::MockMover};
 use async_trait::async_trait;
 use flashboot_core::{
-    Arena, Error, Export, Generation, HandleExchange, Kind, Locator, Mover, Result, ShardId, TransportName,
+    Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Result, ShardId, TransportName,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::time;
@@ -49,18 +49,8 @@ fn mock(arena: Arc<dyn Arena>) -> Result<Arc<MockArena>> {
 impl HandleExchange for Endpoint {
     async fn export(&self, arena: Arc<dyn Arena>, _timeout: Duration) -> Result<Box<dyn Export>> {
         let arena = mock(arena)?;
-        let generation: Generation = arena.observe(ShardId(0)).generation.ok_or_else(|| {
-            Error::new(Kind::Invalid, "export", "the arena holds no filling").with_remedy("begin one first")
-        })?;
-        let locator = Locator {
-            transport: TransportName::Mock,
-            generation,
-            payload: arena.payload(),
-            capacity: arena.capacity(),
-            shards: arena.shards(),
-            location: arena.location(),
-            endpoint: format!("host {}", self.host),
-        };
+        let generation = Locator::filling(arena.observe(ShardId(0)).generation)?;
+        let locator = Locator::of(&*arena, generation, TransportName::Mock, format!("host {}", self.host));
         self.network.export(generation, arena);
         Ok(Box::new(MockExport { network: self.network.clone(), locator }))
     }

@@ -2,70 +2,18 @@
 
 use crate::transport::SERVES;
 use flashboot_core::{
-    Arena, BlockDigest, ByteRange, Error, Kind, Location, Locator, MemoryKind, Result, TransportName,
-    check_served,
+    BlockDigest, ByteRange, Error, Kind, Location, Locator, Result, TransportName, check_served,
 };
+pub(crate) use flashboot_cuda::Served;
 use flashboot_cuda::{CudaArena, CudaOwned};
 use flashboot_memory::{HostArena, OwnedRange};
-use std::{
-    any::Any,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
-/// An arena by what it is made of.
-#[derive(Debug, Clone)]
-pub(crate) enum Served {
-    Host(Arc<HostArena>),
-    Gpu(Arc<CudaArena>),
-}
-
-impl Served {
-    /// `arena` as what it is, or which arenas `rdma` serves.
-    pub(crate) fn of(arena: &Arc<dyn Arena>) -> Result<Self> {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(arena) as _;
-        if let Ok(host) = any.downcast() {
-            return Ok(Self::Host(host));
-        }
-        CudaArena::from_arena(arena).map(Self::Gpu).ok_or_else(|| {
-            let detail = format!(
-                "{arena:?} is neither a host arena of flashboot-memory nor a GPU arena of flashboot-cuda"
-            );
-            Error::new(Kind::Invalid, "rdma", detail).with_remedy("allow another transport for this arena")
-        })
-    }
-
-    pub(crate) fn arena(&self) -> &dyn Arena {
-        match self {
-            Self::Host(arena) => &**arena,
-            Self::Gpu(arena) => &**arena,
-        }
-    }
-
-    pub(crate) fn memory(&self) -> MemoryKind {
-        self.arena().location().memory()
-    }
-
-    /// The address by which a NIC knows the arena's first byte.
-    pub(crate) fn address(&self) -> u64 {
-        match self {
-            Self::Host(arena) => arena.base().as_ptr().expose_provenance() as u64,
-            Self::Gpu(arena) => arena.device_address(),
-        }
-    }
-
-    pub(crate) fn downgrade(&self) -> Seen {
-        match self {
-            Self::Host(arena) => Seen::Host(Arc::downgrade(arena)),
-            Self::Gpu(arena) => Seen::Gpu(Arc::downgrade(arena)),
-        }
-    }
-
-    /// Owns `range` until the value is dropped.
-    pub(crate) fn own(&self, range: ByteRange) -> Result<Owned> {
-        match self {
-            Self::Host(arena) => arena.own(range).map(Owned::Host),
-            Self::Gpu(arena) => arena.own(range).map(Owned::Gpu),
-        }
+/// The address by which a NIC knows the arena's first byte.
+pub(crate) fn address(served: &Served) -> u64 {
+    match served {
+        Served::Host(arena) => arena.base().as_ptr().expose_provenance() as u64,
+        Served::Gpu(arena) => arena.device_address(),
     }
 }
 
@@ -77,6 +25,13 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
+    pub(crate) fn of(served: &Served) -> Self {
+        match served {
+            Served::Host(arena) => Self::Host(Arc::downgrade(arena)),
+            Served::Gpu(arena) => Self::Gpu(Arc::downgrade(arena)),
+        }
+    }
+
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Host(a), Self::Host(b)) => a.ptr_eq(b),
@@ -101,6 +56,14 @@ pub(crate) enum Owned {
 }
 
 impl Owned {
+    /// Owns `range` until the value is dropped.
+    pub(crate) fn of(served: &Served, range: ByteRange) -> Result<Self> {
+        match served {
+            Served::Host(arena) => arena.own(range).map(Self::Host),
+            Served::Gpu(arena) => arena.own(range).map(Self::Gpu),
+        }
+    }
+
     /// Where to read the landed bytes of host memory.
     pub(crate) fn host_pointer(&self) -> Option<*const u8> {
         match self {

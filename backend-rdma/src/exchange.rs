@@ -63,21 +63,11 @@ async fn registered(
 #[async_trait]
 impl HandleExchange for RdmaExchange {
     async fn export(&self, arena: Arc<dyn Arena>, timeout: Duration) -> Result<Box<dyn Export>> {
-        let served = Served::of(&arena)?;
-        let Some(generation) = arena.observe(ShardId(0)).generation else {
-            return Err(Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
-                .with_remedy("begin a generation first"));
-        };
+        let served = Served::of(&arena, "rdma")?;
+        let generation = Locator::filling(arena.observe(ShardId(0)).generation)?;
         let registration = registered(&self.endpoint, served.clone(), "export", timeout).await?;
-        let locator = Locator {
-            transport: TransportName::Rdma,
-            generation,
-            payload: arena.payload(),
-            capacity: arena.capacity(),
-            shards: arena.shards(),
-            location: arena.location(),
-            endpoint: self.endpoint.address().to_owned(),
-        };
+        let locator =
+            Locator::of(&*arena, generation, TransportName::Rdma, self.endpoint.address().to_owned());
         let offer = Offer { arena: served, registration };
         let id = self.endpoint.parts().registry.add(generation, offer);
         Ok(Box::new(RdmaExport { endpoint: Arc::clone(&self.endpoint), id, locator }))
@@ -91,7 +81,7 @@ impl HandleExchange for RdmaExchange {
         timeout: Duration,
     ) -> Result<Box<dyn Mover>> {
         let started = Instant::now();
-        let served = Served::of(&into)?;
+        let served = Served::of(&into, "rdma")?;
         check_locator(locator, &into.location())?;
         locator.check_fits(&*into).map_err(|e| e.with_peer(&locator.endpoint))?;
         drop(into);

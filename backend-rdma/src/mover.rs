@@ -1,7 +1,7 @@
 //! One hop: looks and pulls, all of them one-sided READs.
 
 use crate::{
-    arena::Served,
+    arena::{Owned, Served},
     dial::Attachment,
     endpoint::Endpoint,
     engine::{Landing, Words, plan::Cutter},
@@ -122,7 +122,7 @@ impl Mover for RdmaMover {
         if let Some(block) = hash {
             check_blocks(self.payload, pull, block)?;
         }
-        let owned = self.into.own(range)?;
+        let owned = Owned::of(&self.into, range)?;
         let registration = Arc::clone(&self.registration);
         let cutter = Cutter::new(range, self.message, registration.extent, self.attachment.source);
         let landing = Landing::new(owned, registration, self.payload, range, hash);

@@ -1,7 +1,7 @@
 //! Which arenas are registered: each once, on every device of the endpoint, for as long as the arena lives.
 
 use crate::{
-    arena::{Seen, Served},
+    arena::{Seen, Served, address},
     counters::Counters,
     error::{failed, not_registered},
     extent::Extent,
@@ -56,7 +56,7 @@ impl Regions {
         counters: &Counters,
     ) -> Result<Arc<Registration>> {
         self.sweep();
-        let seen = arena.downgrade();
+        let seen = Seen::of(arena);
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             match slots.iter().find(|(other, _)| other.is(&seen)) {
@@ -91,7 +91,7 @@ impl Regions {
 }
 
 fn register(arena: &Served, rails: &[Arc<Rail>], counters: &Counters) -> Result<Registration> {
-    let (address, len) = (arena.address(), arena.arena().capacity());
+    let (address, len) = (address(arena), arena.arena().capacity());
     // One cut for all, so that a message fits every device.
     let max = rails.iter().map(|rail| rail.device().limits().max_mr_size).min().unwrap_or(0);
     let extent = Extent::new(address, len, max).ok_or_else(|| {
@@ -128,7 +128,7 @@ fn each(extent: Extent, register: impl Fn(u64, u64) -> Call<Region>) -> Result<V
 fn by_address(rail: &Rail, extent: Extent) -> Result<Vec<Region>, Refused> {
     each(extent, |start, len| {
         // SAFETY: the arena's own mapping. Peers may read all of it; requests that write it are posted by the engine only,
-        // for ranges that it owns (`Served::own`). A host's pages stay with the region until it is deregistered, whatever
+        // for ranges that it owns (`Owned::of`). A host's pages stay with the region until it is deregistered, whatever
         // the arena does; nvidia-peermem takes a region away when the GPU's memory goes.
         unsafe { Region::of_address(rail.device(), extent.address + start, len) }
     })

@@ -16,7 +16,7 @@ pub(crate) struct Offer {
 
 impl Offer {
     pub(crate) fn seen(&self) -> Seen {
-        self.arena.downgrade()
+        Seen::of(&self.arena)
     }
 }
 

@@ -50,7 +50,7 @@ impl TcpExchange {
 impl HandleExchange for TcpExchange {
     /// Waits for nothing but a GPU's driver.
     async fn export(&self, arena: Arc<dyn Arena>, timeout: Duration) -> Result<Box<dyn Export>> {
-        let served = Served::of(&arena)?;
+        let served = Served::of(&arena, "tcp")?;
         let look = Arc::clone(&arena);
         let looked = flashboot_cuda::bounded("export", "the arena's filling", timeout, move || {
             Ok(look.observe(ShardId(0)).generation)
@@ -59,19 +59,8 @@ impl HandleExchange for TcpExchange {
             Served::Host(_) => arena.observe(ShardId(0)).generation,
             Served::Gpu(_) => looked.await?,
         };
-        let Some(generation) = generation else {
-            return Err(Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
-                .with_remedy("begin a generation first"));
-        };
-        let locator = Locator {
-            transport: TransportName::Tcp,
-            generation,
-            payload: arena.payload(),
-            capacity: arena.capacity(),
-            shards: arena.shards(),
-            location: arena.location(),
-            endpoint: self.endpoint.text().to_owned(),
-        };
+        let generation = Locator::filling(generation)?;
+        let locator = Locator::of(&*arena, generation, TransportName::Tcp, self.endpoint.text().to_owned());
         let id = self.endpoint.registry().add(generation, served);
         Ok(Box::new(TcpExport { endpoint: Arc::clone(&self.endpoint), id, locator }))
     }
@@ -82,7 +71,7 @@ impl HandleExchange for TcpExchange {
         into: Arc<dyn Arena>,
         timeout: Duration,
     ) -> Result<Box<dyn Mover>> {
-        let served = Served::of(&into)?;
+        let served = Served::of(&into, "tcp")?;
         check_locator(locator, &into.location())?;
         locator.check_fits(&*into).map_err(|e| e.with_peer(&locator.endpoint))?;
         drop(into);

@@ -186,11 +186,8 @@ impl Job {
 
     fn digests(&self) -> Vec<BlockDigest> {
         let Some(block) = self.hash else { return Vec::new() };
-        let per_block = usize::try_from(block / self.piece.max(1)).unwrap_or(usize::MAX).max(1);
         let values: Vec<Piece> = self.values.iter().filter_map(|slot| slot.get().copied()).collect();
-        let blocks =
-            values.chunks(per_block).zip(cut(self.range, NonZeroU64::new(block).unwrap_or(NonZeroU64::MIN)));
-        blocks.filter_map(|(pieces, range)| digest::merge(self.payload, range, pieces)).collect()
+        digest::merge_blocks(self.payload, self.range, (block, self.piece), &values)
     }
 }
 

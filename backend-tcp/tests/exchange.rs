@@ -208,7 +208,7 @@ async fn dropping_the_endpoint_takes_access_back_from_attached_readers() {
     let lost = mover.observe(ShardId(0), u64::MAX, 20 * SECOND).await.unwrap_err();
     assert_eq!(lost.kind(), Kind::SourceLost, "{lost}");
     assert_eq!(mover.start(pull(0, MIB)).map(drop).unwrap_err().kind(), Kind::SourceLost);
-    assert!(began.elapsed() < 5 * SECOND);
+    assert!(began.elapsed() < 15 * SECOND, "before the look was over");
     assert_eq!(still_held(&arena).await, 0, "the owner has its memory for itself");
 }
 
@@ -281,7 +281,10 @@ async fn pulled(locator: &Locator) -> Error {
     let mover = import(locator, &into, config).await.unwrap();
     let began = Instant::now();
     let lost = mover.start(pull(0, 4 * MIB)).unwrap().quiesced().await.unwrap_err();
-    assert!(began.elapsed() < 5 * SECOND, "{lost}");
+    assert!(
+        began.elapsed() < TcpConfig::default().silence,
+        "within this one's silence, and something: {lost}"
+    );
     assert!(lost.peer().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{lost}");
     assert!(into.is_free(ByteRange::new(0, 4 * MIB)));
     lost
@@ -362,7 +365,7 @@ async fn a_look_that_is_answered_badly_or_not_at_all_ends_in_time() {
         let began = Instant::now();
         let lost = mover.observe(ShardId(0), 1, SECOND / 10).await.unwrap_err();
         assert_eq!(lost.kind(), kind, "{lost}");
-        assert!(began.elapsed() < 8 * SECOND);
+        assert!(began.elapsed() < 15 * SECOND);
     }
     // An answer to a question that nobody asked is passed over.
     let locator = fake(MIB, |_, mut channel| async move {
@@ -394,7 +397,8 @@ async fn a_pull_of_a_source_that_sends_nothing_is_quiet_soon_after_it_is_cancell
     let began = Instant::now();
     under_way.cancel();
     assert_eq!(under_way.quiesced().await.unwrap_err().kind(), Kind::Cancelled);
-    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    // Its source may be silent for twice as long.
+    assert!(began.elapsed() < TcpConfig::default().silence / 2, "{:?}", began.elapsed());
     into.fill(ByteRange::new(0, 4 * MIB), 3).unwrap();
 }
 

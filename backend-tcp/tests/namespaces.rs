@@ -370,7 +370,7 @@ fn half_open() {
     watcher.tell("cut");
     let took = Duration::from_millis(watcher.hear("lost").parse().unwrap());
     // What was sent unanswered counts from its sending, probes from the last word before it.
-    assert!(took >= LIVENESS / 2 && took < LIVENESS + 3 * SECOND, "{took:?}");
+    assert!(took >= LIVENESS / 2 && took < LIVENESS + 10 * SECOND, "{took:?}");
     // The source learns it as well, and keeps nothing for a reader that is gone.
     let until = Instant::now() + 2 * LIVENESS;
     while count(&mut source) > before {

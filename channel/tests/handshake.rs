@@ -383,7 +383,7 @@ async fn a_dialler_waits_for_nobody_past_its_deadline() {
     let short = Dial { timeout: SECOND / 4, ..how() };
     let refused = dial(&endpoint, &Security::default(), short).await.unwrap_err();
     assert_eq!(refused.kind(), Kind::Deadline);
-    assert!(began.elapsed() < 5 * SECOND);
+    assert!(began.elapsed() < 20 * SECOND);
     drop(silent);
     assert_eq!(dial(&endpoint, &Security::default(), short).await.unwrap_err().kind(), Kind::SourceLost);
 }

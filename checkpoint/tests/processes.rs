@@ -107,7 +107,7 @@ fn kill_rounds(dir: &Path, name: &str, dest: &str, keep: bool, check: impl Fn(bo
         assert!(start(name, dir).wait().unwrap().success());
         begun.elapsed()
     });
-    let whole = undisturbed.min().unwrap();
+    let mut whole = undisturbed.min().unwrap();
     let begun = Instant::now();
     let (mut killed, mut leavings) = (0, 0);
     for round in 0..ROUNDS {
@@ -121,7 +121,12 @@ fn kill_rounds(dir: &Path, name: &str, dest: &str, keep: bool, check: impl Fn(bo
             whole.as_secs_f64() * (f64::from(round) + jitter) / f64::from(ROUNDS),
         ));
         child.kill().unwrap();
-        killed += u32::from(!child.wait().unwrap().success());
+        let in_time = !child.wait().unwrap().success();
+        killed += u32::from(in_time);
+        if !in_time && round < ROUNDS / 2 {
+            // The machine has become quicker since it was timed.
+            whole = whole.mul_f64(0.8);
+        }
         leavings += names(dir).iter().filter(|n| n.contains(".partial-")).count();
         check(dir.join(dest).exists());
     }

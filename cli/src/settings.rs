@@ -4,10 +4,11 @@
 //! `FLASHBOOT_REPLICATE__STALL=5s` sets `replicate.stall`: two underscores go one level down. An unknown key is an
 //! error that names the key and where it stands.
 
+mod wrong;
+
 use crate::exit::Failure;
 use figment::{
     Figment, Metadata, Profile, Provider, Source,
-    error::Kind,
     providers::{Env, Format as _, Toml},
     value::{Dict, Map, Value},
 };
@@ -16,6 +17,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
+use wrong::wrong;
 
 const PREFIX: &str = "FLASHBOOT_";
 /// What variables of the project's test tools begin with after the prefix: they are no settings of the product.
@@ -250,10 +252,7 @@ fn problem(e: figment::Error, place: &impl Fn(Option<&Metadata>, &str) -> String
     let one = |e: figment::Error| {
         let key = e.path.join(".");
         let from = place(e.metadata.as_ref(), &key);
-        let what = match &e.kind {
-            Kind::Message(message) => message.clone(),
-            kind => kind.to_string(),
-        };
+        let what = wrong(&e.kind);
         if key.is_empty() { format!("{from}: {what}") } else { format!("`{key}` (from {from}): {what}") }
     };
     Failure::usage(e.into_iter().map(one).collect::<Vec<_>>().join("; "))

@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::{
     fs,
     os::unix::net::UnixDatagram,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -153,6 +153,48 @@ fn staged_and_held_images_are_loaded_in_the_order_of_the_sources() {
     assert_eq!(source(&node.load(&[])), "image");
     let (code, refused) = node.run(&["evict", "ffff"]);
     assert_eq!((code, &refused["error"]["kind"]), (1, &"unavailable".into()), "{refused}");
+}
+
+#[test]
+fn an_image_that_its_id_alone_names_comes_from_the_agent_or_nowhere() {
+    let mut node = Node::new(false);
+    let ranks = node.place.two_ranks("n", [16, 8]);
+    let id = |image: &Path| node.place.ok(&["inspect", text(image)])["id"].as_str().unwrap().to_owned();
+    let (whole, of_two) = (id(&node.image), id(&ranks));
+    let refused = |node: &Node, args: &[&str]| {
+        let (code, said) = node.run(&[&["load"], args].concat());
+        (code, said["error"]["kind"].as_str().unwrap().to_owned(), said["error"]["message"].to_string())
+    };
+    let (code, kind, said) = refused(&node, &["--image", &whole]);
+    assert_eq!((code, &*kind), (1, "unavailable"), "nobody is there: {said}");
+    node.start(&["--limit", "1GiB"]);
+    let (code, kind, said) = refused(&node, &["--image", &whole]);
+    assert_eq!((code, &*kind), (1, "unavailable"), "it has nothing: {said}");
+    node.ok(&["stage", text(&node.image)]);
+    let out = node.place.path("out");
+    for (named, how) in [(&*whole, "staged"), (&whole[..8], "staged"), (&whole.to_uppercase()[..9], "held")] {
+        if how == "held" {
+            node.ok(&["hold", text(&node.image)]);
+        }
+        let report = node.ok(&["load", "--image", named, "-o", text(&out)]);
+        assert_eq!((source(&report), &report["image"]), (how, &Value::from(&*whole)), "{report}");
+        assert!(report["verified"] == true && fs::read(&out).unwrap() == node.payload());
+    }
+    let (code, _, said) = refused(&node, &["--image", &whole, "--rank", "target-0-9-0-0"]);
+    assert!(code != 0 && said.contains("target-0-9-0-0"), "{said}");
+    let (code, kind, said) = refused(&node, &["--image", &whole, "--sources", "image"]);
+    assert_eq!((code, &*kind), (2, "invalid"), "{said}");
+    // Which of several ranks is meant is never guessed.
+    node.ok(&["stage", text(&ranks), "--rank", "target-0-1-1-0"]);
+    let (code, kind, said) = refused(&node, &["--image", &of_two]);
+    assert!((code, &*kind) == (2, "invalid") && said.contains("target-0-1-1-0"), "{said}");
+    let report = node.ok(&["load", "--image", &of_two[..8], "--rank", "target-0-1-1-0"]);
+    assert_eq!((source(&report), &report["rank"]), ("staged", &"target-0-1-1-0".into()));
+    // Beside a place it says what has to lie there.
+    assert_eq!(source(&node.load(&["--image", &whole[..8], "--sources", "image"])), "image");
+    let (code, kind, said) = refused(&node, &[text(&node.image), "--image", &of_two[..8]]);
+    assert_eq!((code, &*kind), (3, "mismatch"), "{said}");
+    assert_eq!(node.run(&["load", "--image", &whole[..7]]).0, 2, "too short to be one");
 }
 
 #[test]

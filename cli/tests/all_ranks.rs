@@ -17,34 +17,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One layer of two experts: an image of two ranks of three blocks and a bit.
-fn image(place: &Place) -> PathBuf {
-    let dir = place.path("m");
-    fs::create_dir_all(&dir).unwrap();
-    let config = r#"{"model_type":"deepseek_v4","n_routed_experts":2,"num_hidden_layers":1}"#;
-    fs::write(dir.join("config.json"), config).unwrap();
-    let mut header =
-        vec![r#""layers.0.attn.weight":{"dtype":"I8","shape":[16,8],"data_offsets":[0,128]}"#.to_owned()];
-    let mut at = 128_u64;
-    for expert in 0..2 {
-        for (w, shape) in [("w1", [2048, 8192]), ("w2", [8192, 2048]), ("w3", [2048, 8192])] {
-            let end = at + shape[0] * shape[1];
-            let name = format!("layers.0.ffn.experts.{expert}.{w}.weight");
-            header
-                .push(format!(r#""{name}":{{"dtype":"I8","shape":{shape:?},"data_offsets":[{at},{end}]}}"#));
-            at = end;
-        }
-    }
-    let header = format!("{{{}}}", header.join(","));
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.extend((0..at).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8));
-    fs::write(dir.join("model.safetensors"), bytes).unwrap();
-    let image = place.path("image");
-    place.ok(&["pack", text(&dir), "-o", text(&image), "--tp", "2", "--ep", "2"]);
-    image
-}
-
 fn ranks(image: &Path) -> Vec<String> {
     let metadata: Value = serde_json::from_slice(&fs::read(image.join("metadata.json")).unwrap()).unwrap();
     let ranks = metadata["ranks"].as_array().unwrap().iter();
@@ -62,7 +34,8 @@ struct Fleet {
 impl Fleet {
     fn new() -> Self {
         let place = Place::in_memory();
-        let image = image(&place);
+        // Two ranks of three blocks and a bit.
+        let image = place.two_ranks("m", [2048, 8192]);
         let ranks = ranks(&image);
         assert_eq!(ranks.len(), 2, "{ranks:?}");
         let (service, endpoint) = service(&place, "127.0.0.1:0");

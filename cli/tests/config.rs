@@ -79,8 +79,25 @@ fn unknown_keys_and_wrong_values_name_key_and_place() {
     };
     refused(Some("[replicate]\nclone = 2\n"), &[], &["`replicate.clone`", "flashboot.toml"]);
     refused(Some("[replicator]\nclones = 2\n"), &[], &["`replicator.clones`", "flashboot.toml"]);
-    refused(Some("replicate = 3\n"), &[], &["`replicate`", "flashboot.toml"]);
-    refused(Some("[replicate]\nclones = \"many\"\n"), &[], &["`replicate.clones`", "flashboot.toml"]);
+    refused(Some("replicate = 3\n"), &[], &["`replicate`", "flashboot.toml", "a section"]);
+    let said = ["`replicate.clones`", "flashboot.toml", "`many` is not a whole number"];
+    refused(Some("[replicate]\nclones = \"many\"\n"), &[], &said);
+    refused(Some("[load]\nbudget = true\n"), &[], &["`load.budget`", "`true` is not a size such as 256MiB"]);
+    refused(Some("[load]\nbudget = \"many\"\n"), &[], &["`load.budget`", "`many` is not a size", "256MiB"]);
+    refused(
+        Some("[replicate]\nstall = 5\n"),
+        &[],
+        &["`replicate.stall`", "`5` is not a duration such as 30s"],
+    );
+    refused(Some("[http]\nlisten = 9400\n"), &[], &["`http.listen`", "such as 127.0.0.1:9400"]);
+    refused(Some("[tcp]\nbind = \"nowhere\"\n"), &[], &["`tcp.bind`", "not an IP address"]);
+    refused(Some("[load]\nsources = 3\n"), &[], &["`load.sources`", "`3` is not a list of sources"]);
+    refused(
+        Some("[memory]\npages = \"small\"\n"),
+        &[],
+        &["`memory.pages`", "`small` is none of auto, base, huge"],
+    );
+    refused(Some("[replicate]\nverify = \"yes\"\n"), &[], &["`replicate.verify`", "`true` or `false`"]);
     refused(Some("[replicate]\nclones = 0\n"), &[], &["`replicate.clones`", "flashboot.toml"]);
     refused(Some("[replicate]\nchunk = \"3MiB\"\n"), &[], &["`replicate.chunk`", "16MiB"]);
     refused(Some("[replicate\n"), &[], &["flashboot.toml"]);
@@ -128,4 +145,14 @@ fn a_pipe_is_refused_and_empty_paths_are_not_set() {
     assert!(made.success());
     let output = run(&place);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
+fn every_setting_is_documented_by_its_name() {
+    let document = common::document("docs/cli.md");
+    let shown = Place::new().ok(&["config", "show", "--origin"]);
+    let keys: Vec<_> = shown.as_object().unwrap().keys().collect();
+    assert!(keys.len() > 60, "{keys:?}");
+    let missing: Vec<_> = keys.iter().filter(|key| !document.contains(&format!("`{key}`"))).collect();
+    assert_eq!(missing, Vec::<&&String>::new());
 }

@@ -5,16 +5,13 @@
 mod common;
 
 use common::{
-    fleet::{Fleet, LIMIT, Proc},
+    fleet::{Fleet, LIMIT, Proc, until},
     http::{free, get},
     text,
 };
 use rustix::process::Signal;
 use serde_json::Value;
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 /// The value of the metric that begins so.
 #[track_caller]
@@ -24,15 +21,6 @@ fn metric(at: &str, name: &str) -> f64 {
     let line = metrics.lines().find(|line| line.starts_with(name));
     let line = line.unwrap_or_else(|| panic!("no {name} in\n{metrics}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
-}
-
-#[track_caller]
-fn until(what: &str, mut wanted: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !wanted() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -4,7 +4,11 @@
 
 mod common;
 
-use common::{MIB, Place, object, said, text};
+use common::{
+    MIB, Place,
+    fleet::{LIMIT, until},
+    object, said, text,
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -177,17 +181,6 @@ fn signal(pid: u32, name: &str) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
-/// How long anything may take that is to happen at all; none of these tests is about how fast.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < limit, "not within {limit:?}: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A replication that hangs, since one of its workers is stopped; the pid of that worker. On a busy machine the
 /// whole replication may pass between two looks: then another is tried.
 fn stuck(place: &Place, image: &Path, extra: &[&str]) -> (std::process::Child, u32) {
@@ -224,7 +217,7 @@ fn no_worker_outlives_its_parent() {
     parent.wait().unwrap();
     // A stopped process cannot act on anything but a kill; the others go at once.
     signal(stopped, "-CONT");
-    until("every worker is gone", PATIENCE, || processes(&place.path("run")).is_empty());
+    until("every worker is gone", || processes(&place.path("run")).is_empty());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new(), "the run's directory goes with them");
 }
 
@@ -255,7 +248,7 @@ fn a_parent_that_is_asked_to_stop_ends_its_workers() {
     let output = parent.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert_eq!(object(&output)["error"]["kind"], "cancelled");
-    until("every worker is gone", PATIENCE, || processes(&place.path("run")).is_empty());
+    until("every worker is gone", || processes(&place.path("run")).is_empty());
     assert_eq!(place.left_over(), Vec::<std::path::PathBuf>::new());
 }
 
@@ -292,7 +285,7 @@ fn a_worker_that_hangs_is_named_at_the_deadline() {
 fn a_seed_that_dies_before_anyone_has_everything_ends_the_run_soon_and_is_named() {
     let place = Place::new();
     let image = place.image("m", &[("a", 64 * MIB)]);
-    let slow = ["--transport", "tcp", "--rate", "2MB", "-n", "2", "--chunk", "16MiB", "--json"];
+    let slow = ["--transport", "tcp", "--rate", "500KB", "-n", "2", "--chunk", "16MiB", "--json"];
     let mut command = place.flashboot(&[&["replicate", text(&image)][..], &slow].concat());
     let parent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let seed = || {
@@ -301,13 +294,13 @@ fn a_seed_that_dies_before_anyone_has_everything_ends_the_run_soon_and_is_named(
         };
         processes(&place.path("run")).into_iter().find(is_seed)
     };
-    until("the seed is there", PATIENCE, || seed().is_some());
-    // Into the transfer, of half a minute, or the set-up: either is to end.
+    until("the seed is there", || seed().is_some());
+    // Into the transfer, of two minutes, or the set-up: either is to end.
     thread::sleep(Duration::from_secs(2));
     signal(seed().unwrap(), "-KILL");
     let killed = Instant::now();
     let output = parent.wait_with_output().unwrap();
-    assert!(killed.elapsed() < PATIENCE, "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < LIMIT, "{:?}", killed.elapsed());
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let message = object(&output)["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("seed") && message.contains("signal 9"), "{message}");

@@ -289,10 +289,10 @@ fn a_missing_kernel_is_told_with_the_drivers_words() {
 fn a_dead_source_costs_no_stall_where_the_transport_does_not_notice() {
     let mut machine = Machine::new();
     machine.driver = machine.driver.with_imex();
-    let args = ["-n", "2", "--device", "cuda:0,1", "--chunk", "16MiB", "--kill", "1@1", "--stall", "40s"];
+    let args = ["-n", "2", "--device", "cuda:0,1", "--chunk", "16MiB", "--kill", "1@1", "--stall", "5m"];
     let began = Instant::now();
     let report = machine.ok(&args);
-    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
     let second = &report["clones"][1];
     assert_eq!(
         (&second["verified"], &second["losses"], &second["source"]),

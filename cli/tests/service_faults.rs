@@ -7,7 +7,7 @@ mod common;
 
 use common::{
     MIB, Place,
-    fleet::{Fleet, LIMIT, Proc},
+    fleet::{Fleet, LIMIT, Proc, until},
     http::{free, get},
     stand_in::Driver,
     text,
@@ -25,15 +25,6 @@ use std::{
 
 /// Long before anybody's patience or time to drain is over, and long enough for a machine that is busy.
 const SOON: Duration = Duration::from_secs(20);
-
-#[track_caller]
-fn until(what: &str, mut wanted: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !wanted() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn token(place: &Place, name: &str) -> String {
     let path = place.path(name);

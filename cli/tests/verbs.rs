@@ -204,3 +204,38 @@ fn without_a_model_the_demonstration_says_what_to_do() {
     let left: Vec<_> = fs::read_dir(place.path("cache")).unwrap().collect();
     assert!(left.is_empty(), "nothing half-made stays in the cache");
 }
+
+/// A reader of the JSON finds each field by its name where the page says what JSON there is.
+#[test]
+fn every_field_is_documented_by_its_name() {
+    let place = Place::new();
+    place.image("m", &[("t", 100)]);
+    let document = common::document("docs/cli.md");
+    let (_, section) = document.split_once("\n## JSON\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let runs: [&[&str]; 9] = [
+        &["inspect", "m"],
+        &["inspect", "m.image"],
+        &["verify", "m.image"],
+        &["diff", "m", "m.image"],
+        &["unpack", "m.image", "-o", "back"],
+        &["pack", "m", "-o", "one"],
+        &["pack", "m", "-o", "resumed", "--resume"],
+        &["load", "m.image"],
+        &["replicate", "m.image", "--transport", "mock"],
+    ];
+    for run in runs {
+        let said = place.ok(run);
+        let mut fields: Vec<_> = said.as_object().unwrap().iter().collect();
+        if let Some(clone) = said["clones"].get(0) {
+            fields.extend(clone.as_object().unwrap());
+        }
+        // What these have inside is documented too.
+        for inner in ["phases_ms", "io", "seed"] {
+            fields.extend(said.get(inner).and_then(|object| object.as_object()).into_iter().flatten());
+        }
+        for (field, _) in fields {
+            assert!(section.contains(&format!("`{field}`")), "{run:?}: `{field}` is nowhere in its section");
+        }
+    }
+}

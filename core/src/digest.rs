@@ -104,6 +104,25 @@ pub fn merge(payload: u64, range: ByteRange, pieces: &[Piece]) -> Option<BlockDi
     }
 }
 
+/// Merges the pieces of `range`, of `step` bytes each but for the last, into the values of its blocks. `range` begins at a
+/// block; `block` is `step` times a power of two.
+pub fn merge_blocks(
+    payload: u64,
+    range: ByteRange,
+    (block, step): (u64, u64),
+    pieces: &[Piece],
+) -> Vec<BlockDigest> {
+    let per_block = usize::try_from(block / step.max(1)).unwrap_or(usize::MAX).max(1);
+    let mut start = range.start;
+    let mut digests = Vec::with_capacity(pieces.len().div_ceil(per_block));
+    for pieces in pieces.chunks(per_block) {
+        let end = start.saturating_add(block).min(range.end);
+        digests.extend(merge(payload, ByteRange::new(start, end), pieces));
+        start = end;
+    }
+    digests
+}
+
 /// The largest power of two below `n` (`n` > 1).
 fn left_len(n: usize) -> usize {
     n.div_ceil(2).next_power_of_two()

@@ -61,6 +61,30 @@ impl From<LocatorError> for Error {
 }
 
 impl Locator {
+    /// Of `arena`, which holds `generation`.
+    pub fn of(arena: &dyn Arena, generation: Generation, transport: TransportName, endpoint: String) -> Self {
+        Self {
+            transport,
+            generation,
+            payload: arena.payload(),
+            capacity: arena.capacity(),
+            shards: arena.shards(),
+            location: arena.location(),
+            endpoint,
+        }
+    }
+
+    /// What an arena holds that is to be exported.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where it holds nothing.
+    pub fn filling(seen: Option<Generation>) -> Result<Generation, Error> {
+        seen.ok_or_else(|| {
+            Error::new(Kind::Invalid, "export", "the arena is retired: it holds no filling")
+                .with_remedy("begin a generation first")
+        })
+    }
+
     /// The text form.
     pub fn encode(&self) -> String {
         // A struct of strings and integers: serialising cannot fail.

@@ -67,6 +67,7 @@ impl FromStr for ByteSize {
         let scale = match UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
             Some(&(_, scale)) => scale,
             None if unit.is_empty() => 1,
+            None if number.is_empty() => return Err(ParseByteSizeError::NotANumber(text.into())),
             None => {
                 return Err(ParseByteSizeError::UnknownUnit { text: text.into(), unit: unit.into() });
             }

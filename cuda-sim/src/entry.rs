@@ -229,11 +229,14 @@ entries! {
         let out = out.there()?;
         out.put(give(world.state().vmm.dma_buf(at, size, kind, flags)?))
     };
-    // By the documentation, never run on hardware: the current context's device, seen by its owner or by all. What a card
-    // wrote is here at once, so that only the arguments are looked at.
+    // By the documentation, never run on hardware: the current context's device, seen by its owner or by all. Here all of it
+    // is seen by all.
     fn flush_nic_writes = "cuFlushGPUDirectRDMAWrites"(target: c_uint, scope: c_uint) |world, target, scope| {
         world.current()?;
-        if target == 0 && matches!(scope, 100 | 200) { Ok(()) } else { Err(code::INVALID_VALUE) }
+        if target != 0 || !matches!(scope, 100 | 200) {
+            return Err(code::INVALID_VALUE);
+        }
+        world.state().flush_nic_writes()
     };
     fn stream_create = "cuStreamCreate"(out: Out<'_, Object>, flags: c_uint) |world, out, flags| {
         let context = world.current()?;

@@ -6,6 +6,9 @@
 //! current context is always needed, ranges lie in one mapping, and a device pointer cannot be followed from the
 //! host. A driver function that flashboot does not use aborts with its name.
 //!
+//! What a card writes by a dma-buf the devices see behind the flush and not before, where a stand-in for the card takes part
+//! (`nic`).
+//!
 //! Fabric handles and the IMEX domain are built from documentation; **no hardware ever ran what they stand in
 //! for**. The same goes for devices that die and for hosts without peer access.
 //!
@@ -35,6 +38,7 @@ mod entry;
 mod host;
 mod kernel;
 mod loud;
+mod nic;
 mod pinned;
 mod ptx;
 mod stream;

@@ -7,6 +7,7 @@ use crate::{
     device::{self, Device},
     host::Host,
     kernel::Modules,
+    nic::NicWrites,
     pinned::Pins,
     stream::Streams,
     vmm::Vmm,
@@ -42,6 +43,7 @@ pub(crate) struct State {
     pub(crate) streams: Streams,
     pub(crate) pins: Pins,
     pub(crate) modules: Modules,
+    pub(crate) nic_writes: NicWrites,
 }
 
 static WORLD: OnceLock<World> = OnceLock::new();

@@ -123,22 +123,34 @@ impl CudaArena {
             create,
             map: began.elapsed().saturating_sub(create),
         };
-        let arena = Self {
+        let arena = Self::over(mapping, (control, words), spec, config.half(), report.clone())?;
+        Ok((Arc::new(arena), report))
+    }
+
+    /// The arena whose words these are in `mapping`.
+    fn over(
+        mapping: Mapping,
+        (control, words): (ControlBlock<DeviceWords>, DeviceWords),
+        spec: ArenaSpec,
+        half: usize,
+        report: ArenaReport,
+    ) -> Result<Self> {
+        let uuid = mapping.context().device().uuid().to_owned();
+        Ok(Self {
             control,
             words,
             host_words: Mutex::new(None),
             bounce: Mutex::new(None),
-            hasher: Hasher::new(context),
-            mapping,
+            hasher: Hasher::new(mapping.context()),
             claims: Claims::default(),
-            half: config.half(),
+            half,
             spec,
-            location: Location::Gpu { boot_id: boot_id()?, uuid: context.device().uuid().to_owned() },
-            report: report.clone(),
+            location: Location::Gpu { boot_id: boot_id()?, uuid },
+            report,
             attached: None,
             _keep: None,
-        };
-        Ok((Arc::new(arena), report))
+            mapping,
+        })
     }
 
     /// `arena` as what it is, if it is one of these.

@@ -109,6 +109,7 @@ pub enum Pages {
 #[serde(deny_unknown_fields, default)]
 pub struct Load {
     /// Where it may come from, in order.
+    #[serde(deserialize_with = "sources")]
     pub sources: Vec<SourceKind>,
     /// Which system calls read files.
     pub engine: ReadEngine,
@@ -560,34 +561,45 @@ pub(crate) fn text_or_number<'de, D: serde::Deserializer<'de>>(
     d.deserialize_any(Visitor(expecting))
 }
 
-/// A list of names, or one text with commas.
+/// A list of transports.
 fn names<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<TransportName>, D::Error> {
-    struct Visitor;
-    impl<'de> serde::de::Visitor<'de> for Visitor {
-        type Value = Vec<TransportName>;
+    listed(d, "a list of transports such as [\"ipc\", \"tcp\"] or \"ipc,tcp\"", transport)
+}
+
+/// A list of a load's sources.
+fn sources<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<SourceKind>, D::Error> {
+    listed(d, "a list of sources such as [\"peer\", \"image\"] or \"peer,image\"", str::parse)
+}
+
+/// A list of names, or one text with commas.
+fn listed<'de, D: serde::Deserializer<'de>, T, E: fmt::Display>(
+    d: D,
+    expecting: &'static str,
+    read: fn(&str) -> Result<T, E>,
+) -> Result<Vec<T>, D::Error> {
+    struct Visitor<T, E>(&'static str, fn(&str) -> Result<T, E>);
+    impl<'de, T, E: fmt::Display> serde::de::Visitor<'de> for Visitor<T, E> {
+        type Value = Vec<T>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of transports such as [\"ipc\", \"tcp\"] or \"ipc,tcp\"")
+            f.write_str(self.0)
         }
-        fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Self::Value, E> {
-            v.split(',')
-                .map(str::trim)
-                .filter(|s| !s.is_empty())
-                .map(|s| transport(s).map_err(E::custom))
-                .collect()
+        fn visit_str<F: serde::de::Error>(self, v: &str) -> Result<Self::Value, F> {
+            let names = v.split(',').map(str::trim).filter(|s| !s.is_empty());
+            names.map(|s| self.1(s).map_err(F::custom)).collect()
         }
         fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut found = Vec::new();
             while let Some(name) = seq.next_element::<String>()? {
-                found.push(transport(&name).map_err(serde::de::Error::custom)?);
+                found.push(self.1(&name).map_err(serde::de::Error::custom)?);
             }
             Ok(found)
         }
     }
-    d.deserialize_any(Visitor)
+    d.deserialize_any(Visitor(expecting, read))
 }
 
 pub(crate) mod duration {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use serde::{Deserializer, Serializer, de::Error as _};
     use std::time::Duration;
 
     pub(crate) fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
@@ -595,7 +607,7 @@ pub(crate) mod duration {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(d)?;
+        let text = super::text_or_number(d, "a duration such as 30s or 5m")?;
         humantime::parse_duration(&text)
             .map_err(|e| D::Error::custom(format!("`{text}` is not a duration such as 30s or 5m: {e}")))
     }

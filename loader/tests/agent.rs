@@ -187,7 +187,7 @@ fn what_is_staged_is_loaded_byte_for_byte_by_who_ever_asks() {
         assert!(is_own(&arena), "a copy, and ours to write");
     }
     let e = node.load(&other, node.staged()).unwrap_err();
-    assert!(e.detail().contains("is not staged at host"), "{e}");
+    assert!(e.detail().contains("it has no staged copy of"), "{e}");
     assert_eq!(node.load(&image, node.held(false)).unwrap_err().kind(), Kind::Unavailable, "it is not held");
     // Again: it is there, and nothing is read.
     fs::remove_file(&image.ranks()[0].path).unwrap();
@@ -230,11 +230,12 @@ fn a_held_arena_is_attached_where_it_is_and_a_private_copy_is_ones_own() {
 fn a_lease_ends_what_nobody_uses_and_nothing_else() {
     let node = Node::new(1 << 30);
     let (image, other) = (node.image("a", 1), node.image("b", 1));
-    let lease = Some(Some(Duration::from_millis(200)));
-    node.client().keep(&Order { hold: lease, ..order(&image) }, &mut |_, _| ()).unwrap();
+    // Long enough for a slow machine to attach within it.
+    let lease = Duration::from_secs(2);
+    node.client().keep(&Order { hold: Some(Some(lease)), ..order(&image) }, &mut |_, _| ()).unwrap();
     let (arena, _) = node.load(&image, node.held(false)).unwrap();
     stage(&node, &other).unwrap();
-    thread::sleep(Duration::from_millis(500));
+    thread::sleep(lease + lease / 4);
     assert_eq!(node.images(), [image.id(), other.id()], "attached");
     drop(arena);
     node.until("its lease ends", |entries| entries.iter().all(|entry| entry.image == other.id()));
@@ -363,7 +364,7 @@ fn a_load_waits_for_what_is_being_staged_and_hears_when_it_is_given_up() {
         gate.open();
         let (arena, report) = first.join().unwrap().unwrap();
         holds(&*arena, &image);
-        assert!(report.phases.io_wait > 1000.0, "{report:?}");
+        assert!(report.phases.io_wait > 100.0, "{report:?}");
     });
     // Nor is what was given up while it was filled.
     assert_eq!(node.images(), [image.id()]);
@@ -597,7 +598,7 @@ fn what_is_held_can_be_known_by_its_id_alone_and_is_proved_by_it() {
     let image = node.image("m", 1);
     let rank = image.ranks()[0].clone();
     let key = Key { image: image.id().to_owned(), rank: rank.coordinate.to_string(), place: Place::Host };
-    assert_eq!(node.client().manifest(&key).unwrap_err().kind(), Kind::Unavailable, "nothing is there");
+    assert_eq!(node.client().manifest(&key.image, &key.rank).unwrap_err().kind(), Kind::Unavailable, "nothing is there");
     let order = Order {
         key: key.clone(),
         payload: rank.path.clone(),
@@ -608,7 +609,7 @@ fn what_is_held_can_be_known_by_its_id_alone_and_is_proved_by_it() {
     };
     node.client().keep(&order, &mut |_, _| ()).unwrap();
     let client = node.client();
-    let found = client.manifest(&key).unwrap();
+    let found = client.manifest(&key.image, &key.rank).unwrap();
     assert_eq!(found.metadata.id, image.id());
     assert_eq!(found.table.digests(), rank.table.digests());
     // The connection goes on after it.

@@ -242,7 +242,7 @@ fn a_server_that_says_nothing_ends_at_the_deadline() {
     let began = std::time::Instant::now();
     let e = ObjectImage::open(config).unwrap().manifest(None, Some(image.id())).unwrap_err();
     assert_eq!(e.kind(), Kind::Deadline, "{e}");
-    assert!(e.peer().unwrap().contains("127.0.0.1") && began.elapsed() < Duration::from_secs(5));
+    assert!(e.peer().unwrap().contains("127.0.0.1") && began.elapsed() < Duration::from_secs(20));
 }
 
 #[test]

@@ -415,7 +415,7 @@ fn a_stream_that_is_dropped_in_the_middle_ends_soon_and_leaves_nothing() {
     let began = std::time::Instant::now();
     // The reader waits for memory that `first` may have, with patience for 20 seconds.
     drop(stream);
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(15));
     drop(first);
     assert_eq!((budget.used(), pool.held().len()), (0, 0));
 }

@@ -177,16 +177,8 @@ impl Job {
 
     fn digests(&self) -> Vec<digest::BlockDigest> {
         let Some(block) = self.hash else { return Vec::new() };
-        let per_block = usize::try_from(block / self.step.max(1)).unwrap_or(usize::MAX).max(1);
         let values: Vec<Piece> = self.values.iter().filter_map(|slot| slot.get().copied()).collect();
-        let mut start = self.range.start;
-        let mut digests = Vec::with_capacity(values.len().div_ceil(per_block));
-        for pieces in values.chunks(per_block) {
-            let end = start.saturating_add(block).min(self.range.end);
-            digests.extend(digest::merge(self.payload, ByteRange::new(start, end), pieces));
-            start = end;
-        }
-        digests
+        digest::merge_blocks(self.payload, self.range, (block, self.step), &values)
     }
 
     fn done(&self) -> MutexGuard<'_, Done> {

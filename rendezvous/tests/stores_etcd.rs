@@ -120,8 +120,8 @@ async fn of_four_that_stand_one_serves_and_when_it_dies_another_does_and_nobody_
         let began = Instant::now();
         up.until(1).await;
         let took = began.elapsed();
-        // Its lease of 2 s, and the etcd's own second.
-        assert!(took < 6 * SECOND, "round {round}: {took:?}");
+        // Its lease of 2 s, the etcd's own second, and a slow machine's.
+        assert!(took < 15 * SECOND, "round {round}: {took:?}");
         let status = until(&client, |s| s.members.len() == 2).await;
         assert!(status.members.iter().any(|m| m.upstream == Some(suite::id(1))), "it reads on where it read");
         assert_eq!(up.held(), 1);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod netns;
+pub(crate) mod relay;
 
 use flashboot_backend_tcp::{
     TcpConfig, TcpTransport,
@@ -48,6 +49,12 @@ pub(crate) fn seed(payload: u64) -> Arc<HostArena> {
 /// Compares every byte with a seed's.
 #[track_caller]
 pub(crate) fn expect_seed(arena: &HostArena) {
+    expect_seed_in(arena);
+}
+
+/// The same of any memory.
+#[track_caller]
+pub(crate) fn expect_seed_in(arena: &dyn Arena) {
     let mut found = vec![0; arena.payload() as usize];
     arena.copy_out(0, &mut found).unwrap();
     let wrong = (0u64..).zip(&found).find(|(at, found)| byte(*at) != **found);
@@ -73,9 +80,9 @@ impl Source {
 }
 
 /// A mover from `locator` into `into`, by an endpoint of its own.
-pub(crate) async fn import(
+pub(crate) async fn import<A: Arena>(
     locator: &Locator,
-    into: &Arc<HostArena>,
+    into: &Arc<A>,
     config: TcpConfig,
 ) -> Result<Box<dyn Mover>> {
     let exchange = TcpTransport::default().open(config).await?;

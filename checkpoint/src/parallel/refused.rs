@@ -14,7 +14,8 @@ pub enum Refused {
     },
     /// No recipe for the family.
     #[error(
-        "no recipe is known for model type `{model_type}`; give one with --recipe, or --experimental to split nothing but experts"
+        "no recipe is known for model type `{model_type}` (built in: {}); give one with --recipe, or --experimental to split nothing but experts",
+        crate::recipe::families()
     )]
     UnknownFamily {
         /// `model_type` of `config.json`.

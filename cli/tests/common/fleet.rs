@@ -15,6 +15,16 @@ use std::{
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// Waits until it is so, however slow the machine is, but not for ever.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A process of the test; killed when dropped.
 pub(crate) struct Proc {
     pub(crate) child: Child,

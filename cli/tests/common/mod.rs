@@ -79,6 +79,41 @@ impl Place {
         self.ok(&["pack", text(&checkpoint), "-o", text(&image)]);
         image
     }
+
+    /// A checkpoint of one layer of two experts at `name`, whose weights have this shape or its transpose, packed into
+    /// `name`.image, which has two ranks.
+    pub(crate) fn two_ranks(&self, name: &str, [rows, columns]: [u64; 2]) -> PathBuf {
+        let checkpoint = self.path(name);
+        fs::create_dir_all(&checkpoint).unwrap();
+        let config = r#"{"model_type":"deepseek_v4","n_routed_experts":2,"num_hidden_layers":1}"#;
+        fs::write(checkpoint.join("config.json"), config).unwrap();
+        let mut header =
+            vec![r#""layers.0.attn.weight":{"dtype":"I8","shape":[16,8],"data_offsets":[0,128]}"#.to_owned()];
+        let mut at = 128;
+        for expert in 0..2 {
+            for (w, shape) in [("w1", [rows, columns]), ("w2", [columns, rows]), ("w3", [rows, columns])] {
+                let end = at + rows * columns;
+                let name = format!("layers.0.ffn.experts.{expert}.{w}.weight");
+                header.push(format!(
+                    r#""{name}":{{"dtype":"I8","shape":{shape:?},"data_offsets":[{at},{end}]}}"#
+                ));
+                at = end;
+            }
+        }
+        let header = format!("{{{}}}", header.join(","));
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend((0..at).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8));
+        fs::write(checkpoint.join("model.safetensors"), bytes).unwrap();
+        let image = self.path(&format!("{name}.image"));
+        self.ok(&["pack", text(&checkpoint), "-o", text(&image), "--tp", "2", "--ep", "2"]);
+        image
+    }
+}
+
+/// A document of the repository.
+pub(crate) fn document(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)).unwrap()
 }
 
 pub(crate) fn text(path: &Path) -> &str {

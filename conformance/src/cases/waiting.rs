@@ -59,10 +59,10 @@ async fn look(ctx: Ctx) {
         let began = Instant::now();
         let seen = mover.observe(ShardId(0), 1, wait).await.expect("the source lives");
         assert_eq!(seen.progress, 0);
-        assert!(began.elapsed() >= wait && began.elapsed() < wait + Duration::from_secs(5));
+        assert!(began.elapsed() >= wait && began.elapsed() < wait + crate::ctx::PATIENCE / 2);
         let began = Instant::now();
         mover.observe(ShardId(0), 1, Duration::ZERO).await.expect("one look");
-        assert!(began.elapsed() < Duration::from_secs(1));
+        assert!(began.elapsed() < crate::ctx::PATIENCE / 2, "it waits for nothing");
     }
     ctx.barrier("done").await;
 }

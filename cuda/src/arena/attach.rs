@@ -1,10 +1,8 @@
 //! Another process's arena as one of ours: mapped by its descriptor, read in place, or filled for its owner.
 
-use super::{ArenaReport, CudaArena, boot_id};
+use super::{ArenaReport, CudaArena, CudaArenaConfig};
 use crate::{
-    Context,
-    hash::Hasher,
-    import,
+    Context, import,
     ops::Access,
     stream::Stream,
     vmm::{Mapping, Memory},
@@ -12,13 +10,12 @@ use crate::{
 };
 use flashboot_core::{
     Arena as _, ArenaSpec, ByteRange, Error, Kind, Location, Locator, Result, ShardId,
-    claims::Claims,
     control::{self, ControlBlock},
 };
 use std::{
     any::Any,
     os::fd::BorrowedFd,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -79,20 +76,11 @@ impl CudaArena {
             create: Duration::ZERO,
             map: began.elapsed(),
         };
+        let half = CudaArenaConfig::default().half();
         let arena = Self {
-            control,
-            words,
-            host_words: Mutex::new(None),
-            bounce: Mutex::new(None),
-            hasher: Hasher::new(context),
-            mapping,
-            claims: Claims::default(),
-            half: super::CudaArenaConfig::default().half(),
-            spec,
-            location: Location::Gpu { boot_id: boot_id()?, uuid: ours.to_owned() },
-            report,
             attached: Some(attach),
             _keep: keep,
+            ..Self::over(mapping, (control, words), spec, half, report)?
         };
         let found = arena.observe(ShardId(0)).generation;
         if attach == Attach::Read && found != Some(locator.generation) {

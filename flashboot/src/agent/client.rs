@@ -1,6 +1,11 @@
 //! What is asked of the agent of this host.
 
-use crate::{config::Config, load::rank_of, replicate::resolve_devices, service::blocking};
+use crate::{
+    config::Config,
+    load::rank_of,
+    replicate::resolve_devices,
+    service::{blocking, only},
+};
 use flashboot_checkpoint::{Image, Manifest};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::Context;
@@ -11,7 +16,7 @@ use flashboot_loader::{
     },
     source::Source,
 };
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 /// An image that the agent is to have in memory.
 #[derive(Debug, Clone)]
@@ -95,18 +100,48 @@ pub async fn evict(config: &Config, image: Option<String>, rank: Option<String>)
 
 /// The only image whose id begins so.
 fn whole(status: &Status, image: &str) -> Result<String> {
-    let mut found: Vec<_> = status.entries.iter().map(|listed| listed.entry.image.clone()).collect();
-    found.retain(|id| id.starts_with(image));
-    found.sort();
-    found.dedup();
-    match found.as_slice() {
-        [only] => Ok(only.clone()),
-        [] => Err(Error::new(Kind::Unavailable, "evict", format!("the agent has nothing of {image}"))),
-        several => {
-            let detail = format!("{image} begins {} images: {}", several.len(), several.join(", "));
-            Err(Error::new(Kind::Invalid, "evict", detail))
-        }
+    let ids = status.entries.iter().map(|listed| &listed.entry.image);
+    let nothing = || {
+        Error::new(Kind::Unavailable, "agent", format!("the agent has nothing of the image {image}"))
+            .with_remedy("see what it has (flashboot ls), or have it stage or hold the image")
+    };
+    only(image, &ids.filter(|id| id.starts_with(image)).collect())?.ok_or_else(nothing)
+}
+
+/// What proves a rank image that the agent has: of the image whose id is `image` or begins so, the rank called so or the
+/// only one. Who asks by a beginning believes the agent which image that is.
+///
+/// # Errors
+/// [`Kind::Unavailable`] without an agent, or where it has nothing of that name; [`Kind::Invalid`] where that is the name of
+/// several.
+pub(crate) fn manifest(config: &Config, image: &str, rank: Option<&str>) -> Result<Manifest> {
+    let agent = at(config);
+    if !is_there(config, &agent) {
+        let detail =
+            format!("an image's id alone is asked of the node agent: none is at {}", agent.socket.display());
+        return Err(Error::new(Kind::Unavailable, "agent", detail).with_remedy(
+            "say where the image lies too, or start an agent and have it hold or stage the image",
+        ));
     }
+    let client = Client::dial(&agent)?;
+    let status = client.status()?;
+    let image = whole(&status, image)?;
+    let entries = status.entries.iter().map(|listed| &listed.entry).filter(|entry| entry.image == image);
+    let ranks: BTreeSet<_> = entries.map(|entry| entry.rank.as_str()).collect();
+    let named = rank.or_else(|| ranks.first().copied()).unwrap_or_default();
+    let found = client.manifest(&image, named)?;
+    if rank.is_none() && found.metadata.ranks.len() > 1 {
+        let ranks: Vec<_> = ranks.into_iter().take(16).collect();
+        let detail =
+            format!("{image}: one of several ranks is to be named; the agent has {}", ranks.join(", "));
+        return Err(Error::new(Kind::Invalid, "load", detail));
+    }
+    Ok(found)
+}
+
+/// Whether there is one to ask: one was named, or lives where one is looked for.
+fn is_there(config: &Config, agent: &ClientConfig) -> bool {
+    config.agent.directory.is_some() || agent.socket.exists()
 }
 
 /// Where an arena in this context's GPU is, or in host memory.
@@ -149,7 +184,7 @@ pub(crate) fn make_room(config: &Config, place: &Place, payload: u64) -> bool {
 /// The agent as sources of a load into `context`'s GPU, or into host memory; nothing where none was named and none is there.
 pub(crate) fn of_load(config: &Config, context: Option<&Context>) -> Vec<Arc<dyn Source>> {
     let agent = at(config);
-    if config.agent.directory.is_none() && !agent.socket.exists() {
+    if !is_there(config, &agent) {
         return Vec::new();
     }
     let target = context.map_or(Target::Host, |context| Target::Gpu(context.clone()));

@@ -9,7 +9,7 @@ use flashboot_checkpoint::{Image, Manifest};
 use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::Context;
 use flashboot_loader::{
-    agent::{Client, Entry, HeldSource, Key, Place, Target},
+    agent::{Client, Entry, HeldSource, Place, Target},
     source::Wanted,
 };
 use std::{path::PathBuf, sync::Arc, time::Instant};
@@ -52,8 +52,8 @@ pub async fn attach(request: AttachRequest, progress: Progress) -> Result<Placed
 fn known(request: &AttachRequest, place: &Place) -> Result<(Wanted, Contents)> {
     let Some(path) = &request.image else {
         let client = Client::dial(&at(&request.config))?;
-        let Entry { image, rank, place, .. } = the_one(&client, request, place)?;
-        let Manifest { metadata, entry, table, .. } = client.manifest(&Key { image, rank, place })?;
+        let Entry { image, rank, .. } = the_one(&client, request, place)?;
+        let Manifest { metadata, entry, table, .. } = client.manifest(&image, &rank)?;
         let wanted = Wanted {
             image: Some(metadata.id),
             rank: entry.coordinate.to_string(),

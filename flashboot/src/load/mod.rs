@@ -70,7 +70,8 @@ pub struct Placed {
 ///
 /// # Errors
 /// Those of [`load`].
-pub async fn place(request: Request, progress: Progress) -> Result<Placed> {
+pub async fn place(mut request: Request, progress: Progress) -> Result<Placed> {
+    request.id = request.id.as_deref().map(service::image_id).transpose()?;
     let device = device(&request.config).await?;
     let manifest = match &request.peer {
         // Only where nobody nearer says what the bytes are.
@@ -250,7 +251,12 @@ fn sources(
         request.checkpoint.is_some(),
         request.peer.is_some(),
     ];
-    let alone = alone.iter().filter(|named| **named).count() <= 1;
+    let named = alone.iter().filter(|named| **named).count();
+    let alone = named <= 1;
+    let manifest = match &request.id {
+        Some(id) if named == 0 => Some(of_agent(config, id, request.rank.as_deref())?),
+        _ => manifest,
+    };
     if let Some(path) = &request.image {
         let opened = Image::open(path).map_err(Error::from);
         let opened = opened.and_then(|image| Ok((rank_of(&image, request.rank.as_deref())?, image)));
@@ -341,10 +347,11 @@ fn sources(
         return Err(Error::new(
             Kind::Invalid,
             "load",
-            "nothing was named to be loaded: an image, an object, a checkpoint or a service",
+            "nothing was named to be loaded: an image, an object, a checkpoint, a service, or an image's id for the agent",
         ));
     };
-    if request.id.as_ref().is_some_and(|id| wanted.image.as_ref() != Some(id)) {
+    let is_it = |id: &String| wanted.image.as_ref().is_some_and(|image| image.starts_with(id));
+    if !request.id.as_ref().is_none_or(is_it) {
         let found = wanted.image.as_deref().unwrap_or("no image");
         let detail = format!("{found} was found, {} is wanted", request.id.as_deref().unwrap_or_default());
         return Err(Error::new(Kind::Mismatch, "load", detail));
@@ -359,6 +366,17 @@ fn sources(
     made.sort_by_key(|(kind, _)| order(kind));
     let sources = made.into_iter().map(|(_, known)| known).collect();
     Ok(Named { wanted, contents, sources })
+}
+
+/// What the agent says of an image that only its id names.
+fn of_agent(config: &Config, id: &str, rank: Option<&str>) -> Result<flashboot_checkpoint::Manifest> {
+    let asked = [SourceKind::Held, SourceKind::Staged];
+    if !asked.iter().any(|kind| config.load.sources.contains(kind)) {
+        let detail =
+            "an image's id alone is asked of the node agent, and load.sources has neither held nor staged";
+        return Err(Error::new(Kind::Invalid, "load", detail));
+    }
+    agent::manifest(config, id, rank)
 }
 
 fn run(

@@ -5,12 +5,12 @@ use flashboot_checkpoint::{Coordinate, Image, LayoutOptions, ModelPart, OpenOpti
 use flashboot_core::{Error, Kind, Result};
 use std::path::PathBuf;
 
-/// What is to be loaded, and where it may come from. At least one place is named.
+/// What is to be loaded, and where it may come from. At least one place is named, or an id: then the agent is asked.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Which rank image, by name; the only one, unless named.
     pub rank: Option<String>,
-    /// The image's id: nothing else is loaded.
+    /// The image's id, or its first 8 digits or more: nothing else is loaded.
     pub id: Option<String>,
     /// An image's directory.
     pub image: Option<PathBuf>,

@@ -24,7 +24,8 @@ mod wanted;
 pub(crate) use clone::{clone_into, look};
 pub(crate) use payload::write as write_payload;
 pub(crate) use seat::{Held, blocking, random};
-pub(crate) use sources::{Hop, Members, peer, stall};
+pub use sources::Hop;
+pub(crate) use sources::{Members, peer, stall};
 
 pub use background::{Running, Starting, Waited};
 pub use clone::{CloneRequest, Cloned, clone};
@@ -34,6 +35,7 @@ pub use ranks::{ClonedRanks, clone_ranks};
 pub use seat::{Labels, Seat};
 pub use seed::{SeedFrom, SeedRequest, Serving, seed};
 pub use wanted::image_id;
+pub(crate) use wanted::only;
 
 use crate::{
     config::Config,

@@ -45,11 +45,20 @@ pub(super) async fn resolved(wanted: &Wanted, client: &Client) -> Result<Wanted>
 }
 
 fn one_of(asked: &str, found: &BTreeSet<&String>) -> Result<String> {
+    only(asked, found)?.ok_or_else(|| {
+        Error::new(Kind::Unavailable, "image", format!("nobody holds an image `{asked}…`"))
+            .with_remedy("start a seed of it, or ask by all 64 digits, which are waited for")
+    })
+}
+
+/// The only one of `found`, which all begin so; `None` where there is none.
+///
+/// # Errors
+/// [`Kind::Invalid`] where there are several, by their names.
+pub(crate) fn only(asked: &str, found: &BTreeSet<&String>) -> Result<Option<String>> {
     let mut images = found.iter();
     match (images.next(), images.next()) {
-        (Some(only), None) => Ok((*only).clone()),
-        (None, _) => Err(Error::new(Kind::Unavailable, "image", format!("nobody holds an image `{asked}…`"))
-            .with_remedy("start a seed of it, or ask by all 64 digits, which are waited for")),
+        (first, None) => Ok(first.map(|only| (*only).clone())),
         _ => {
             let named: Vec<_> = found.iter().take(NAMED).map(|image| image.as_str()).collect();
             let detail = format!("`{asked}` begins the ids of {} images: {}", found.len(), named.join(", "));

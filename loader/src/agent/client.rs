@@ -179,24 +179,6 @@ impl Client {
         })
     }
 
-    /// What proves what the agent has by this key, checked against the image's id.
-    ///
-    /// # Errors
-    /// [`Kind::Unavailable`] for what the agent does not have; those of [`Manifest::check`].
-    pub fn manifest(&self, key: &Key) -> Result<Manifest> {
-        self.ask(Request::Manifest { key: key.clone() }, None)?;
-        match self.answer(&mut |_| Ok(()))? {
-            (Reply::Manifest, _) => {}
-            (other, _) => return Err(self.odd(&other)),
-        }
-        let next = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + SILENCE)?;
-        let (manifest, _) = next.ok_or_else(|| {
-            let detail = "the agent is gone before its manifest";
-            Error::new(Kind::SourceLost, "agent", detail).with_peer(self.wire.name())
-        })?;
-        Ok(Manifest::check(&manifest, &key.image, &key.rank)?)
-    }
-
     /// Has it copy `missing` of what was staged into the arena behind `descriptor`, a GPU's; `landed` hears of every range that
     /// is there, and verifies it. Gives what pinning took.
     ///
@@ -230,6 +212,23 @@ impl Client {
             }
             (other, _) => Err(self.odd(&other)),
         }
+    }
+
+    /// What proves a rank image that it has, wherever it has it.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] for what the agent does not have; what a manifest can be refused for.
+    pub fn manifest(&self, image: &str, rank: &str) -> Result<Manifest> {
+        self.ask(Request::Manifest { image: image.to_owned(), rank: rank.to_owned() }, None)?;
+        match self.answer(&mut |_| Ok(()))? {
+            (Reply::Manifest, _) => {}
+            (other, _) => return Err(self.odd(&other)),
+        }
+        let followed = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + SILENCE)?;
+        let (bytes, _) = followed.ok_or_else(|| {
+            Error::new(Kind::SourceLost, "agent", "a manifest was to follow").with_peer(self.wire.name())
+        })?;
+        Ok(Manifest::check(&bytes, image, rank)?)
     }
 
     /// Everything that the agent has.

@@ -2,7 +2,7 @@
 
 use super::{
     ledger::{Key, Place},
-    protocol::{FRAME, Grant, HEARTBEAT, MOST_MANIFEST, Reply},
+    protocol::{Grant, HEARTBEAT, Reply},
     session::Session,
     thing::{Kept, Thing, host},
 };
@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 impl Session<'_> {
@@ -34,27 +34,10 @@ impl Session<'_> {
         }
     }
 
-    /// What was handed over with it, for who has the image's id and nothing else of the image.
-    pub(super) fn manifest(&self, key: &Key) -> Result<()> {
-        let (thing, ..) = self.agent.find(key).ok_or_else(|| {
-            let detail = format!("{} of {} is not there at {}", key.rank, key.image, key.place);
-            Error::new(Kind::Unavailable, "manifest", detail)
-        })?;
-        self.reply(&Reply::Manifest, &[])?;
-        self.wire.send(&thing.manifest, &[], MOST_MANIFEST, Instant::now() + FRAME)
-    }
-
     /// What `key` names, once it is ready, for this connection.
     fn take(&self, key: &Key, held: bool) -> Result<Kept> {
-        let absent = |what: &str| {
-            let detail = format!("{} of {} is not {what} at {}", key.rank, key.image, key.place);
-            Error::new(Kind::Unavailable, "attach", detail)
-        };
-        let found = self.agent.find(key);
-        let (thing, _, is_held) = found.ok_or_else(|| absent(if held { "held" } else { "staged" }))?;
-        if held && !is_held {
-            return Err(absent("held"));
-        }
+        let found = self.agent.find(key).filter(|(.., is_held)| *is_held || !held);
+        let (thing, ..) = found.ok_or_else(|| key.absent("attach", held))?;
         self.until_ready(&thing)?;
         self.agent.attach(&thing, self.client)
     }
@@ -99,10 +82,7 @@ impl Session<'_> {
             return Err(invalid("the arena to be filled is not in a GPU's memory"));
         };
         let key = Key { image, rank, place: Place::Host };
-        let (thing, ..) = self.agent.find(&key).ok_or_else(|| {
-            let detail = format!("{} of {} is not staged", key.rank, key.image);
-            Error::new(Kind::Unavailable, "push", detail)
-        })?;
+        let (thing, ..) = self.agent.find(&key).ok_or_else(|| key.absent("push", false))?;
         self.until_ready(&thing)?;
         self.agent.attach(&thing, self.client)?;
         let push = || -> Result<(u64, Duration)> {

@@ -48,6 +48,20 @@ pub struct Key {
     pub place: Place,
 }
 
+impl Key {
+    /// That there is none, which `call` was about.
+    pub(super) fn absent(&self, call: &'static str, held: bool) -> Error {
+        let Self { image, rank, place } = self;
+        let detail = if held {
+            format!("it holds no arena of {rank} of {image} at {place}")
+        } else {
+            format!("it has no staged copy of {rank} of {image}")
+        };
+        let error = Error::new(Kind::Unavailable, call, detail);
+        if held { error.with_remedy("have it held first: flashboot hold IMAGE") } else { error }
+    }
+}
+
 /// That an arena is held, and for how long nobody may use it before it goes; `None`: for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Holding {

@@ -56,10 +56,10 @@ pub(super) enum Request {
         /// Only if it is held.
         held: bool,
     },
-    /// Give what proves it, and says what lies where in it.
-    Manifest { key: Key },
     /// Copy what was staged of it into the arena whose descriptor comes along.
     Push { image: String, rank: String, into: Locator, missing: Vec<(u64, u64)> },
+    /// Give what proves a rank image that is here, wherever it lies. A frame with the manifest follows the answer.
+    Manifest { image: String, rank: String },
     /// Say what there is.
     List,
     /// Give these up: everything of an image, or of a rank, or at one place, that nobody has attached.
@@ -86,10 +86,10 @@ pub(super) enum Reply {
     Kept(Entry),
     /// With a descriptor.
     Attached(Grant),
-    /// A frame with the manifest follows.
-    Manifest,
     /// All that was missing has been copied.
     Pushed { bytes: u64, pin_ms: f64 },
+    /// The manifest follows.
+    Manifest,
     /// Everything.
     Listed(Status),
     /// What was given up.

@@ -3,7 +3,8 @@
 use super::{
     ledger::{ClientId, Entry},
     protocol::{
-        Envelope, HEARTBEAT, MOST_REPLY, MOST_REQUEST, PROTOCOL_VERSION, Reply, Request, receive, send,
+        Envelope, FRAME, HEARTBEAT, MOST_MANIFEST, MOST_REPLY, MOST_REQUEST, PROTOCOL_VERSION, Reply,
+        Request, receive, send,
     },
     store::Inner,
     thing::Thing,
@@ -75,10 +76,10 @@ impl Session<'_> {
                 self.keep(key, &name, (priority, hold), wait, descriptor)
             }
             Request::Attach { key, held } => self.attach(&key, held),
-            Request::Manifest { key } => self.manifest(&key),
             Request::Push { image, rank, into, missing } => {
                 self.push(image, rank, &into, &missing, descriptor)
             }
+            Request::Manifest { image, rank } => self.manifest(&image, &rank),
             Request::List => self.reply(&Reply::Listed(self.agent.status()), &[]),
             Request::Evict { image, rank, place } => {
                 let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|w| w == found);
@@ -94,6 +95,14 @@ impl Session<'_> {
                 self.reply(&Reply::Gone(gone), &[])
             }
         }
+    }
+
+    fn manifest(&self, image: &str, rank: &str) -> Result<()> {
+        let thing = self.agent.anywhere(image, rank).ok_or_else(|| {
+            Error::new(Kind::Unavailable, "agent", format!("the agent has nothing of {rank} of {image}"))
+        })?;
+        self.reply(&Reply::Manifest, &[])?;
+        self.wire.send(&thing.manifest, &[], MOST_MANIFEST, Instant::now() + FRAME)
     }
 
     pub(super) fn reply(&self, reply: &Reply, descriptors: &[BorrowedFd<'_>]) -> Result<()> {

@@ -185,11 +185,6 @@ fn look(load: &Load, agent: &ClientConfig, place: &Place, held: bool) -> Result<
             }
             Ok(())
         }
-        None => {
-            let what = if held { "held" } else { "staged" };
-            let detail = format!("{} of {} is not {what} at {place}", key.rank, key.image);
-            let error = Error::new(Kind::Unavailable, "agent", detail);
-            Err(if held { error.with_remedy("have it held first: flashboot hold IMAGE") } else { error })
-        }
+        None => Err(key.absent("agent", held)),
     }
 }

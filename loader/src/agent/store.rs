@@ -217,6 +217,12 @@ impl Inner {
         Some((Arc::clone(books.things.get(&id)?), state, held))
     }
 
+    /// This rank image of this image, at whichever place.
+    pub(super) fn anywhere(&self, image: &str, rank: &str) -> Option<Arc<Thing>> {
+        let books = self.books();
+        books.things.values().find(|thing| thing.key.image == image && thing.key.rank == rank).map(Arc::clone)
+    }
+
     /// Its memory, for `client` until it is gone or lets go.
     pub(super) fn attach(&self, thing: &Thing, client: ClientId) -> Result<Kept> {
         let mut books = self.books();

@@ -120,14 +120,15 @@ impl ObjectImage {
         self.fetched.load(Ordering::Relaxed)
     }
 
-    /// What proves the rank image called `rank` (the only one, unless named) of the image `id` (whichever it is, unless named).
+    /// What proves the rank image called `rank` (the only one, unless named) of the image whose id is `id` or begins so
+    /// (whichever it is, unless named).
     ///
     /// # Errors
     /// [`Kind::Unavailable`] where there is none, [`Kind::Mismatch`] for another image, and what a manifest can be refused for.
     pub fn manifest(&self, rank: Option<&str>, id: Option<&str>) -> Result<Manifest> {
         let metadata = self.all("metadata.json", METADATA_CAP)?;
         let parsed = Metadata::check(&metadata)?;
-        if id.is_some_and(|id| id != parsed.id) {
+        if id.is_some_and(|id| !parsed.id.starts_with(id)) {
             let detail = format!(
                 "{}: is the image {}, {} is wanted",
                 self.config.url,

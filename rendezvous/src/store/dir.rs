@@ -20,9 +20,9 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// The file's name.
 const FILE: &str = "service.json";
@@ -238,7 +238,7 @@ mod tests {
         "127.0.0.1:7400".parse().unwrap()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_record_is_found_while_it_changes_and_stale_a_lease_after() {
         let at = tempfile::tempdir().unwrap();
         let store = dir(&at);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(fs::read_dir(at.path()).unwrap().count(), 0, "nothing is left behind");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn of_two_that_take_it_at_once_one_has_it() {
         let at = tempfile::tempdir().unwrap();
         let (one, two) = (dir(&at), dir(&at));
@@ -274,7 +274,7 @@ mod tests {
         assert!(a.unwrap().is_some() != b.unwrap().is_some());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_post_that_another_takes_is_over_at_the_next_renewal() {
         let at = tempfile::tempdir().unwrap();
         let mut first = dir(&at).take(&here(), LEASE).await.unwrap().unwrap();
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(over.kind(), Kind::Cancelled, "{over}");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn garbage_and_what_is_no_file_are_said_by_name_and_a_later_form_refused() {
         let at = tempfile::tempdir().unwrap();
         let store = dir(&at);

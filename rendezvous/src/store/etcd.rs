@@ -16,13 +16,8 @@ use etcd_client::{
 };
 use flashboot_channel::{Endpoint, TlsPolicy};
 use flashboot_core::{Error, Kind, Result};
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    time::{Duration, Instant},
-};
-use tokio::time::timeout;
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use tokio::time::{Instant, timeout};
 
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(3);

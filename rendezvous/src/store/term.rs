@@ -8,12 +8,12 @@ use async_trait::async_trait;
 use flashboot_core::{Error, Kind, Result};
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     sync::oneshot,
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{debug, warn};
 
@@ -205,7 +205,7 @@ mod tests {
         (Term::begin(Box::new(post), "s".into(), LEASE, Instant::now()), given)
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_post_that_nobody_renews_is_over_before_its_lease_is() {
         let began = Instant::now();
         let (mut term, given) = term(0, lost);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(given.load(Ordering::Relaxed), 1, "what is still held there is given up");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_post_is_kept_by_renewals_and_over_at_once_when_another_has_it() {
         let began = Instant::now();
         let (mut term, _) = term(6, || Ok(false));
@@ -226,7 +226,7 @@ mod tests {
         assert!(!term.fence().stands());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn whoever_resigns_gives_the_post_up_and_whoever_dies_does_not() {
         let (one, given) = term(9, lost);
         let fence = one.fence();
@@ -240,10 +240,10 @@ mod tests {
         assert_eq!(given.load(Ordering::Relaxed), 0);
     }
 
-    #[test]
-    fn a_fence_that_fell_never_rises_again() {
+    #[tokio::test(start_paused = true)]
+    async fn a_fence_that_fell_never_rises_again() {
         let fence = Fence::until(Instant::now() + Duration::from_millis(5));
-        std::thread::sleep(Duration::from_millis(10));
+        sleep(Duration::from_millis(10)).await;
         fence.extend(Instant::now() + Duration::from_secs(60));
         assert!(!fence.stands(), "the one who slept through its lease may not go on");
     }

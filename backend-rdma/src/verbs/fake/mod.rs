@@ -1,5 +1,6 @@
 //! A verbs provider in this process for the crate's tests: READs are copies, and any call or completion can be made to fail.
-//! It reaches GPU memory as a card does, through its dma-buf; the stand-in driver's can be mapped.
+//! It reaches GPU memory as a card does, through its dma-buf, which only the stand-in driver's lets it; what it writes there
+//! the GPU sees when it was flushed.
 
 mod memory;
 
@@ -143,6 +144,12 @@ impl Fake {
         }
     }
 
+    /// A card's write, of no READ.
+    pub(crate) fn write(&self, bytes: &[u8], key: u32, address: u64) {
+        let from = bytes.as_ptr().expose_provenance();
+        self.state().memory.copy(from, key, address, bytes.len() as u32);
+    }
+
     /// The calls that were to register memory, in order.
     pub(crate) fn registrations(&self) -> Vec<Asked> {
         self.state().memory.asked.clone()
@@ -212,12 +219,8 @@ impl State {
             }
             *left = left.saturating_sub(1);
         }
-        if let (Status::SUCCESS, Some(from), Some(to)) = (status, from, to) {
-            let from = ptr::with_exposed_provenance::<u8>(from);
-            let to = ptr::with_exposed_provenance_mut::<u8>(to);
-            // SAFETY: both ends lie in regions that were registered, which the tests keep mapped; the requests' owner keeps
-            // others off the destination.
-            unsafe { ptr::copy_nonoverlapping(from, to, read.len as usize) };
+        if let (Status::SUCCESS, Some(from)) = (status, from) {
+            self.memory.copy(from, read.local_key, read.to, read.len);
         } else {
             self.pairs.get_mut(&pair).unwrap().failed = true;
         }

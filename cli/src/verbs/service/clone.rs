@@ -119,12 +119,6 @@ fn text(cloned: &Cloned) -> String {
         cloned.image,
         cloned.member,
     );
-    for hop in &cloned.sources {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "read from {} by {}", hop.source, hop.transport);
-        for passed in &hop.passed {
-            let _ = writeln!(text, "  passed over {}: {}", passed.name, passed.reason);
-        }
-    }
+    text += &super::hops(&cloned.sources);
     text
 }

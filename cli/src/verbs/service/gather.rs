@@ -94,11 +94,9 @@ fn text(gathered: &Gathered) -> String {
         gathered.image,
         gathered.member,
     );
-    for hop in &gathered.sources {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "read from {} by {}", hop.source, hop.transport);
-    }
+    text += &super::hops(&gathered.sources);
     if gathered.from_disk.len() > 1 {
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "shards from disk: {:?}", gathered.from_disk);
     }
     text

@@ -13,14 +13,28 @@ use flashboot::{
     config::{Choice, Chunk, Config, Devices},
     network::Advertised,
     observe::Observed,
-    service::{Labels, Seat},
+    service::{Hop, Labels, Seat},
 };
 use flashboot_core::{ByteSize, TransportName};
 use std::{
+    fmt::Write as _,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
+
+/// A line for each source that was read from, and for what was passed over before its transport.
+fn hops(sources: &[Hop]) -> String {
+    let mut text = String::new();
+    for hop in sources {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "read from {} by {}", hop.source, hop.transport);
+        for passed in &hop.passed {
+            let _ = writeln!(text, "  passed over {}: {}", passed.name, passed.reason);
+        }
+    }
+    text
+}
 
 /// What protects the channel to the service, and those between hosts.
 #[derive(Debug, Args)]
