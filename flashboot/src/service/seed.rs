@@ -68,18 +68,21 @@ pub struct Serving {
     pub trace: String,
 }
 
-/// What identifies the bytes of `rank`; and the manifest that proves them.
-fn content(request: &SeedRequest) -> Result<(Content, Vec<u8>)> {
-    let manifest = Manifest::read(&request.image, &request.rank)?;
-    let fingerprint = serde_json::to_vec(&request.image.metadata().fingerprint)
+/// What identifies the bytes of `rank`, which people call `model` and `revision`; and the manifest that proves them.
+pub(super) fn content(
+    (image, rank): (&Image, &RankImage),
+    (model, revision): (&str, &str),
+) -> Result<(Content, Vec<u8>)> {
+    let manifest = Manifest::read(image, rank)?;
+    let fingerprint = serde_json::to_vec(&image.metadata().fingerprint)
         .map_err(|e| Error::new(Kind::Invalid, "json", e.to_string()))?;
     let content = Content {
-        image: request.image.id().to_owned(),
-        rank: request.rank.coordinate.to_string(),
-        model: request.model.clone(),
-        revision: request.revision.clone(),
+        image: image.id().to_owned(),
+        rank: rank.coordinate.to_string(),
+        model: model.to_owned(),
+        revision: revision.to_owned(),
         fingerprint: blake3::hash(&fingerprint).to_hex().to_string(),
-        bytes: request.rank.payload_bytes,
+        bytes: rank.payload_bytes,
         manifest: blake3::hash(&manifest).to_hex().to_string(),
         manifest_bytes: manifest.len() as u64,
     };
@@ -132,7 +135,7 @@ async fn seeded(
     let opened = seat.open().await?;
     let (content, manifest) = blocking({
         let request = request.clone();
-        move || content(&request)
+        move || content((&request.image, &request.rank), (&request.model, &request.revision))
     })
     .await?;
     let held = seat.hold(&opened, content.bytes).await?;

@@ -13,8 +13,11 @@ use std::{path::Path, process::Command};
 /// The server, the compiler of its protocol, and the files that this one includes.
 const PACKAGES: [&str; 3] = ["etcd-server", "protobuf-compiler", "libprotobuf-dev"];
 /// Package and test target.
-const SUITES: [(&str, &str); 2] =
-    [("flashboot-rendezvous", "stores_etcd"), ("flashboot-cli", "service_etcd")];
+const SUITES: [(&str, &str); 3] = [
+    ("flashboot-rendezvous", "stores_etcd"),
+    ("flashboot-cli", "service_etcd"),
+    ("flashboot-cli", "service_etcd_namespaces"),
+];
 
 pub(crate) fn run(workspace: &Workspace, stages: &mut Stages) {
     if !stages.run("etcd and protoc", || debian::brought("the tests of the etcd store", &PACKAGES, there)) {
