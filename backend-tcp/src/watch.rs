@@ -73,7 +73,7 @@ impl Watch {
     ) -> Result<Observed> {
         let began = Instant::now();
         let far_enough = |seen: &Observed| seen.progress >= at_least || seen.generation != Some(ours);
-        if let Some(seen) = self.first(shard).await.filter(far_enough) {
+        if let Some(seen) = self.first(shard).await?.filter(far_enough) {
             return Ok(seen);
         }
         loop {
@@ -86,12 +86,23 @@ impl Watch {
     }
 
     /// What the look showed that was asked for while attaching: once, and while that is not long ago.
-    async fn first(&self, shard: ShardId) -> Option<Observed> {
-        let (answer, attached) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        if shard.0 != FIRST.shard || attached.elapsed() > FRESH {
-            return None;
+    async fn first(&self, shard: ShardId) -> Result<Option<Observed>> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match first {
+            Some((answer, attached)) if shard.0 == FIRST.shard && attached.elapsed() <= FRESH => {
+                match timeout(UNDER_WAY, answer).await {
+                    // A connection that has ended says so to the next question.
+                    Ok(seen) => Ok(seen.ok().map(observed)),
+                    Err(_) => Err(self.silent()),
+                }
+            }
+            _ => Ok(None),
         }
-        timeout(UNDER_WAY, answer).await.ok()?.ok().map(observed)
+    }
+
+    fn silent(&self) -> Error {
+        let detail = format!("the source does not answer a look, {UNDER_WAY:?} after it should have");
+        Error::new(Kind::Stalled, "observe", detail).with_peer(&self.peer)
     }
 
     async fn ask(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Seen> {
@@ -106,10 +117,7 @@ impl Watch {
         match timeout(wait.saturating_add(UNDER_WAY), ask).await {
             Ok(Some(seen)) => Ok(seen),
             Ok(None) => Err(self.lost()),
-            Err(_) => {
-                let detail = format!("the source does not answer a look, {UNDER_WAY:?} after it should have");
-                Err(Error::new(Kind::Stalled, "observe", detail).with_peer(&self.peer))
-            }
+            Err(_) => Err(self.silent()),
         }
     }
 
