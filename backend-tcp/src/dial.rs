@@ -3,7 +3,8 @@
 use crate::{
     config::{TcpConfig, purpose},
     error::closed,
-    wire::{Attach, Attached, Lane, MAX_FRAME},
+    watch::FIRST,
+    wire::{Attach, Attached, Lane, MAX_FRAME, Request},
 };
 use flashboot_channel::{Channel, Dial, Endpoint, Security, dial};
 use flashboot_core::{Error, Generation, Kind, Locator, Result};
@@ -59,12 +60,16 @@ impl Route {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// One connection, attached to the locator's arena.
+    /// One connection, attached to the locator's arena. One for watching has its first look under way: asked for before the source
+    /// has answered, so that it costs no round trip of its own.
     pub(crate) async fn attach(&self, lane: Lane) -> Result<Channel> {
         let how = Dial { timeout: self.left(), ..self.how };
         let mut channel = dial(&self.endpoint, &self.security, how).await?;
         let attach = Attach { lane, generation: self.locator.generation.word() };
         channel.send(&attach.encode(), MAX_FRAME, self.left()).await?;
+        if lane == Lane::Watch {
+            channel.send(&Request::Look(FIRST).encode(), MAX_FRAME, self.left()).await?;
+        }
         let frame = channel.receive(MAX_FRAME, self.left()).await?;
         let frame = frame.ok_or_else(|| closed("attach", "the source's answer", channel.peer()))?;
         let attached = Attached::decode(&frame).map_err(|e| e.with_peer(channel.peer()))?;

@@ -78,12 +78,13 @@ impl HandleExchange for TcpExchange {
         let route = Route::new(Arc::new(locator.clone()), &self.config, &self.security, timeout)?;
         let (peer, config) = (route.peer(), self.config.clone());
         let imported = runtime::run("import", async move {
-            let watch = route.attach(Lane::Watch).await?;
+            // All at once: what a connection costs is round trips.
             let mut dialling = JoinSet::new();
             for _ in 0..config.connections {
                 let route = route.clone();
                 dialling.spawn(async move { route.attach(Lane::Read).await?.into_blocking() });
             }
+            let watch = route.attach(Lane::Watch).await?;
             let mut lanes = Vec::new();
             while let Some(dialled) = dialling.join_next().await {
                 lanes.push(dialled.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))??);

@@ -65,6 +65,8 @@ async fn attended(mut channel: Channel, exporter: &Arc<Exporter>) -> Result<()> 
         Err((refusal, text)) => {
             let error = Error::new(Kind::Protocol, "attach", text.clone()).with_peer(channel.peer());
             channel.send(&Attached::refusal(refusal, text).encode(), MAX_FRAME, patience).await?;
+            // Closed with bytes unread, a connection is reset, and the refusal may be lost with it: a watcher has asked already.
+            let _ = channel.receive(MAX_FRAME, REST).await;
             return Err(error);
         }
     };

@@ -22,6 +22,10 @@ use tokio::{
 const ONE_LOOK: Duration = Duration::from_secs(2);
 /// How long the answer may be under way beyond that: a few retransmissions on a bad link.
 const UNDER_WAY: Duration = Duration::from_secs(5);
+/// The look that is asked for while attaching.
+pub(crate) const FIRST: Look = Look { id: 0, shard: 0, at_least: 0, wait_ms: 0 };
+/// For how long after attaching its answer tells how the source is.
+const FRESH: Duration = Duration::from_secs(1);
 /// The most questions that may wait to be sent.
 const QUEUE: usize = 32;
 
@@ -41,16 +45,22 @@ pub(crate) struct Watch {
     /// Why there are no answers any more.
     lost: Arc<OnceLock<Error>>,
     peer: String,
+    /// The answer to the first look, and when it was waited for first.
+    first: Mutex<Option<(oneshot::Receiver<Seen>, Instant)>>,
     _task: Ended<()>,
 }
 
 impl Watch {
+    /// Over a connection on which [`FIRST`] was asked.
     pub(crate) fn new(channel: Channel) -> Result<Self> {
         let peer = channel.peer().to_owned();
         let (questions, asked) = mpsc::channel(QUEUE);
         let lost = Arc::new(OnceLock::new());
-        let run = run(channel, asked, Arc::clone(&lost));
-        Ok(Self { questions, lost, peer, _task: Ended(handle()?.spawn(run)) })
+        let (tell, first) = oneshot::channel();
+        let waiting = Waiting::new(HashMap::from([(FIRST.id, tell)]));
+        let run = run(channel, asked, waiting, Arc::clone(&lost));
+        let first = Mutex::new(Some((first, Instant::now())));
+        Ok(Self { questions, lost, peer, first, _task: Ended(handle()?.spawn(run)) })
     }
 
     /// As [`flashboot_core::Mover::observe`]. Needs a tokio runtime with time.
@@ -62,15 +72,37 @@ impl Watch {
         ours: Generation,
     ) -> Result<Observed> {
         let began = Instant::now();
+        let far_enough = |seen: &Observed| seen.progress >= at_least || seen.generation != Some(ours);
+        if let Some(seen) = self.first(shard).await?.filter(far_enough) {
+            return Ok(seen);
+        }
         loop {
             let left = wait.saturating_sub(began.elapsed());
-            let seen = self.ask(shard, at_least, left.min(ONE_LOOK)).await?;
-            let seen =
-                Observed { generation: Generation::from_word(seen.generation), progress: seen.progress };
-            if seen.progress >= at_least || seen.generation != Some(ours) || began.elapsed() >= wait {
+            let seen = observed(self.ask(shard, at_least, left.min(ONE_LOOK)).await?);
+            if far_enough(&seen) || began.elapsed() >= wait {
                 return Ok(seen);
             }
         }
+    }
+
+    /// What the look showed that was asked for while attaching: once, and while that is not long ago.
+    async fn first(&self, shard: ShardId) -> Result<Option<Observed>> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match first {
+            Some((answer, attached)) if shard.0 == FIRST.shard && attached.elapsed() <= FRESH => {
+                match timeout(UNDER_WAY, answer).await {
+                    // A connection that has ended says so to the next question.
+                    Ok(seen) => Ok(seen.ok().map(observed)),
+                    Err(_) => Err(self.silent()),
+                }
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn silent(&self) -> Error {
+        let detail = format!("the source does not answer a look, {UNDER_WAY:?} after it should have");
+        Error::new(Kind::Stalled, "observe", detail).with_peer(&self.peer)
     }
 
     async fn ask(&self, shard: ShardId, at_least: u64, wait: Duration) -> Result<Seen> {
@@ -85,10 +117,7 @@ impl Watch {
         match timeout(wait.saturating_add(UNDER_WAY), ask).await {
             Ok(Some(seen)) => Ok(seen),
             Ok(None) => Err(self.lost()),
-            Err(_) => {
-                let detail = format!("the source does not answer a look, {UNDER_WAY:?} after it should have");
-                Err(Error::new(Kind::Stalled, "observe", detail).with_peer(&self.peer))
-            }
+            Err(_) => Err(self.silent()),
         }
     }
 
@@ -100,10 +129,18 @@ impl Watch {
 
 type Waiting = Mutex<HashMap<u32, oneshot::Sender<Seen>>>;
 
-async fn run(channel: Channel, mut asked: mpsc::Receiver<Question>, lost: Arc<OnceLock<Error>>) {
+fn observed(seen: Seen) -> Observed {
+    Observed { generation: Generation::from_word(seen.generation), progress: seen.progress }
+}
+
+async fn run(
+    channel: Channel,
+    mut asked: mpsc::Receiver<Question>,
+    waiting: Waiting,
+    lost: Arc<OnceLock<Error>>,
+) {
     let peer = channel.peer().to_owned();
     let (from, to) = split(channel);
-    let waiting = Waiting::default();
     let error = carried(from, to, &mut asked, &waiting, &peer).await;
     tracing::debug!(%error, "the watch on a source ended");
     // Before the questions are dropped, by which whoever waits learns it. Nobody else sets it.

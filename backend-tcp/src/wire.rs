@@ -7,7 +7,8 @@
 //! - on a connection for reading, the reader sends [`Read`]s, several ahead if it likes, and the source answers each, in
 //!   order, with an [`Answer`]'s [`ANSWER`] bytes and then as many bytes as that says.
 //!
-//! Frames have the channel's length prefix; an answer to a read has none, so that the payload needs no copy to follow it.
+//! A reader may send its first look before it has the source's answer to the attaching. Frames have the channel's length
+//! prefix; an answer to a read has none, so that the payload needs no copy to follow it.
 
 use flashboot_core::{ByteRange, Error, Kind, MemoryKind, Result};
 

@@ -369,11 +369,14 @@ async fn a_look_that_is_answered_badly_or_not_at_all_ends_in_time() {
     }
     // An answer to a question that nobody asked is passed over.
     let locator = fake(MIB, |_, mut channel| async move {
-        let frame = channel.receive(MAX_FRAME, 20 * SECOND).await.unwrap().unwrap();
-        let Ok(Request::Look(look)) = Request::decode(&frame) else { panic!("a look") };
-        for id in [look.id.wrapping_add(9), look.id] {
-            let seen = Seen { id, generation: 77, progress: u64::from(id) };
-            channel.send(&seen.encode(), MAX_FRAME, SECOND).await.unwrap();
+        // The one that comes with the attaching, and the one that is asked for.
+        for _ in 0..2 {
+            let frame = channel.receive(MAX_FRAME, 20 * SECOND).await.unwrap().unwrap();
+            let Ok(Request::Look(look)) = Request::decode(&frame) else { panic!("a look") };
+            for id in [look.id.wrapping_add(9), look.id] {
+                let seen = Seen { id, generation: 77, progress: u64::from(id) };
+                channel.send(&seen.encode(), MAX_FRAME, SECOND).await.unwrap();
+            }
         }
         std::future::pending::<()>().await;
     });

@@ -6,18 +6,29 @@ mod common;
 
 use common::{
     MIB, Place,
-    fleet::{Proc, service},
-    flip, text,
+    fleet::{LIMIT, Proc, service},
+    flip,
+    http::{free, get},
+    stand_in::Driver,
+    text,
 };
+use rustix::process::Signal;
 use serde_json::Value;
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// An image of five blocks, a service, and nodes with a number each.
 struct Nodes {
     place: Place,
     image: PathBuf,
     endpoint: String,
-    _service: Proc,
+    service: Proc,
     transport: &'static str,
 }
 
@@ -26,7 +37,7 @@ impl Nodes {
         let place = Place::in_memory();
         let image = place.image("m", &[("a", 70 * MIB), ("b", 9)]);
         let (service, endpoint) = service(&place, "127.0.0.1:0");
-        Self { place, image, endpoint, _service: service, transport }
+        Self { place, image, endpoint, service, transport }
     }
 
     fn out(&self, ring: &str, number: usize) -> PathBuf {
@@ -35,11 +46,15 @@ impl Nodes {
 
     /// The racks put them into the order of their numbers.
     fn node(&self, ring: &str, nodes: usize, number: usize, more: &[&str]) -> Proc {
+        Proc::start(self.command(ring, nodes, number, &[&["--stall", "5s"], more].concat()))
+    }
+
+    fn command(&self, ring: &str, nodes: usize, number: usize, more: &[&str]) -> Command {
         let (n, rack, out) = (nodes.to_string(), format!("r{number}"), self.out(ring, number));
         let args = ["gather", text(&self.image), "--nodes", &n, "--ring", ring, "--rack", &rack];
         let at = ["-o", text(&out), "--rendezvous", &self.endpoint, "--transport", self.transport, "--json"];
-        let small = ["--stall", "5s", "--threads", "1", "--patience", "30s", "--drain", "20s"];
-        Proc::start(self.place.flashboot(&[&args[..], &at, &small, more].concat()))
+        let small = ["--threads", "1", "--patience", "30s", "--drain", "20s"];
+        self.place.flashboot(&[&args[..], &at, &small, more].concat())
     }
 
     #[track_caller]
@@ -122,7 +137,7 @@ fn a_lost_nodes_shard_is_read_again_by_its_successor_and_the_rest_complete() {
             }
         }
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         ["ipc", "tcp"].into_iter().for_each(|transport| drop(scope.spawn(move || over(transport))));
     });
 }
@@ -163,4 +178,141 @@ fn two_nodes_in_a_row_may_be_lost_and_a_bad_disk_is_one_nodes_loss() {
     all.check("bad", 0, &mut procs[0]);
     let report = all.check("bad", 2, &mut procs[2]);
     assert_eq!(numbers(&report["from_disk"]), BTreeSet::from([1, 2]), "{report}");
+}
+
+/// Waits for what has to come, on however busy a machine.
+#[track_caller]
+fn until(what: &str, mut wanted: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !wanted() {
+        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_neighbour_below_the_floor_is_left_and_its_shard_read_from_disk() {
+    let all = Nodes::new("tcp");
+    let mut procs: Vec<_> = (0..3)
+        .map(|number| {
+            // Two blocks at this rate take half a minute, and seven seconds at the floor.
+            let pace = if number == 1 { ["--rate", "1MB"] } else { ["--floor", "5MB"] };
+            let mut command = all.command("slow", 3, number, &[&["--stall", "50s"][..], &pace].concat());
+            command.env("FLASHBOOT_REPLICATE__FLOOR_WINDOW", "2s");
+            Proc::start(command)
+        })
+        .collect();
+    for (number, proc) in procs.iter_mut().enumerate() {
+        let report = all.check("slow", number, proc);
+        let (losses, disk) = if number == 2 { (1, vec![1, 2]) } else { (0, vec![number as u64]) };
+        assert_eq!(report["losses"], losses, "only whoever reads from it leaves it: {report}");
+        assert_eq!(numbers(&report["from_disk"]), BTreeSet::from_iter(disk), "{report}");
+    }
+    let log = procs[2].stderr.recv_timeout(LIMIT).unwrap();
+    assert!(log.contains("below the floor of 5000000B a second"), "{log}");
+}
+
+#[test]
+fn a_service_killed_and_started_again_loses_a_ring_no_node() {
+    let mut all = Nodes::new("tcp");
+    let at = free();
+    (all.service, all.endpoint) = service(&all.place, &at);
+    let http = free();
+    // Five blocks in two seconds each: 2, 2 and 1.
+    let slow = ["--rate", "8MB", "--chunk", "16MiB"];
+    let mut procs: Vec<_> = (0..3)
+        .map(|number| {
+            let shown = [&slow[..], &["--http", &http]].concat();
+            all.node("r", 3, number, if number == 0 { &shown } else { &slow })
+        })
+        .collect();
+    // The first has no more than its own shard yet, and everybody reads.
+    until("it reads", || get_or(&http, "/status").contains("\"upstream\":\""));
+    all.service.kill();
+    thread::sleep(Duration::from_secs(1));
+    let (again, _) = service(&all.place, &at);
+    all.service = again;
+    for (number, proc) in procs.iter_mut().enumerate() {
+        let report = all.check("r", number, proc);
+        assert_eq!(report["losses"], 0, "nobody left before the others were done: {report}");
+        assert_eq!(numbers(&report["from_disk"]), BTreeSet::from([number as u64]), "{report}");
+    }
+    let log = procs[0].stderr.recv_timeout(LIMIT).unwrap();
+    assert_eq!(log.matches("the service does not answer").count(), 1, "{log}");
+}
+
+/// What is answered there, if anything is.
+fn get_or(at: &str, path: &str) -> String {
+    match std::net::TcpStream::connect(at) {
+        Ok(_) => get(at, path).1,
+        Err(_) => String::new(),
+    }
+}
+
+#[test]
+fn a_node_shows_itself_as_a_clone_does() {
+    let all = Nodes::new("tcp");
+    let http = free();
+    let mut first = all.node("m", 2, 0, &["--rate", "20MB", "--chunk", "16MiB", "--http", &http]);
+    until("it waits for the other", || get_or(&http, "/status").contains("\"phase\":\"filling\""));
+    assert_eq!(get(&http, "/readyz").0, 503, "not before everything is verified");
+    // Slow to give: the first is seen while it reads, and stays until the second has all.
+    let mut second = all.node("m", 2, 1, &["--rate", "20MB", "--chunk", "16MiB"]);
+    until("it reads", || get_or(&http, "/status").contains("\"upstream\":\""));
+    let status: Value = serde_json::from_str(&get(&http, "/status").1).unwrap();
+    let member = &status["members"][0];
+    assert_eq!((&member["role"], &member["standing"]), (&"gather".into(), &"registered".into()), "{status}");
+    let payload = fs::metadata(all.image.join("target-0-0-0-0.img")).unwrap().len();
+    assert_eq!(member["content"]["bytes"], payload, "{status}");
+    until("it is ready", || get(&http, "/readyz").0 == 200);
+    let metrics = get(&http, "/metrics").1;
+    let report = first.object();
+    assert_eq!((&report["member"], &report["trace"]), (&member["member"], &member["trace"]), "{report}");
+    // Three blocks of five from its disk, the rest by tcp.
+    let disk = 3 * 16 * MIB as u64;
+    for (line, value) in [
+        ("flashboot_bytes_total{from=\"disk\"}".to_owned(), disk),
+        ("flashboot_bytes_total{from=\"tcp\"}".to_owned(), payload - disk),
+        ("flashboot_ready".to_owned(), 1),
+        (format!("flashboot_verified_bytes{{member={},role=\"gather\"}}", report["member"]), payload),
+    ] {
+        let found = metrics.lines().find(|found| found.starts_with(&format!("{line} ")));
+        let found = found.and_then(|found| found.rsplit(' ').next()?.parse::<f64>().ok());
+        assert!(found.is_some_and(|found| (found - value as f64).abs() < 0.5), "{line} {value}:\n{metrics}");
+    }
+    second.object();
+    first.signal(Signal::TERM);
+    assert_eq!(first.ended().code(), Some(0));
+}
+
+#[test]
+fn a_dead_node_whose_memory_outlives_it_is_left_when_the_service_says_so() {
+    let all = Nodes::new("auto");
+    let driver = Driver::new(&all.place).with_imex();
+    let http = free();
+    // The first is slow, so that the second has its own shard for long and no other; the third reads that by imex, and waits. No
+    // more than a lease: a word may stand still for ten minutes.
+    let start = |number: usize| {
+        let own: &[&str] = match number {
+            0 => &["--allow", "tcp", "--rate", "4MB"],
+            1 => &["--allow", "imex,tcp"],
+            _ => &["--allow", "imex,tcp", "--http", &http],
+        };
+        let more = [&["--stall", "10m", "--device", "cuda:0"], own].concat();
+        Proc::start(driver.on(all.command("imex", 3, number, &more)))
+    };
+    let mut procs: Vec<_> = (0..3).map(start).collect();
+    // Its own shard, of one block, and the second's.
+    let has = |status: &str| {
+        let status: Value = serde_json::from_str(status).unwrap_or_default();
+        status["members"][0]["verified"].as_u64() > Some(17 * MIB as u64)
+    };
+    until("the third has the second's shard", || has(&get_or(&http, "/status")));
+    procs[1].kill();
+    for number in [0, 2] {
+        let report = all.check("imex", number, &mut procs[number]);
+        assert_eq!(report["losses"], u64::from(number == 2), "{report}");
+    }
+    let log = procs[2].stderr.recv_timeout(LIMIT).unwrap();
+    assert!(log.contains("the source has ended with 0 of"), "{log}");
 }

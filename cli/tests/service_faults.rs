@@ -295,3 +295,37 @@ fn a_source_slower_than_the_floor_is_left_for_a_faster_one_and_kept_where_there_
     let report = only.check(&mut clone);
     assert_eq!(report["losses"], 1, "left once, and taken again: {report}");
 }
+
+#[test]
+fn a_dead_source_whose_memory_outlives_it_is_left_when_the_service_says_so() {
+    let fleet = Fleet::new("auto");
+    let driver = Driver::new(&fleet.place).with_imex();
+    let start = |args: &[&str]| {
+        let common = ["--rendezvous", &fleet.endpoint, "--device", "cuda:0", "--chunk", "16MiB", "--json"];
+        // Nothing but the service's word ends the wait for a word that stands still.
+        let patient = ["--stall", "10m", "--threads", "1", "--patience", "30s"];
+        Proc::start(driver.on(fleet.place.flashboot(&[args, &common, &patient].concat())))
+    };
+    let image = text(&fleet.image);
+    let mut seed = start(&["seed", image, "--model", "tiny", "--transport", "tcp", "--rate", "10MB"]);
+    assert!(seed.object()["error"].is_null());
+    let by_both = ["clone", "--model", "tiny", "--allow", "imex,tcp"];
+    let mut first = start(&by_both);
+    fleet.until("it reads", |members| members.len() == 2 && members[1]["upstream"].is_string());
+    let out = fleet.place.path("out");
+    let mut second = (start(&[&by_both[..], &["-o", text(&out)]].concat()), out.clone());
+    fleet.until("the second has a chunk of the first", |members| {
+        members.len() == 3
+            && members[2]["upstream"] == members[1]["member"]
+            && members[2]["holds"].as_u64() > Some(0)
+    });
+    first.kill();
+    let report = fleet.check(&mut second);
+    assert_eq!(report["losses"], 1, "{report}");
+    let by: Vec<_> = report["sources"].as_array().unwrap().iter().map(|hop| &hop["transport"]).collect();
+    assert_eq!(by, ["imex", "tcp"], "{report}");
+    second.0.signal(Signal::TERM);
+    assert_eq!(second.0.ended().code(), Some(0));
+    let log = second.0.stderr.recv_timeout(LIMIT).unwrap();
+    assert!(log.contains("the source has ended with"), "{log}");
+}

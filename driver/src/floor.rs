@@ -22,6 +22,17 @@ pub struct Floor {
     pub window: Duration,
 }
 
+/// Which time counts of a source that is held to a floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Paced {
+    /// While something is asked of it: bytes, or a word that it has more of them.
+    Asked,
+    /// While bytes are asked of it; that it has none yet may be the fault of others.
+    Pulling,
+    /// None: any pace will do.
+    Never,
+}
+
 /// One source since the window began.
 #[derive(Debug, Default)]
 struct Pace {

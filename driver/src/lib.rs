@@ -12,7 +12,7 @@ mod pull;
 mod report;
 mod run;
 
-pub use floor::Floor;
+pub use floor::{Floor, Paced};
 pub use report::Report;
 pub use run::{Job, Limits, Observer, Sources, Step, replicate};
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Report,
-    floor::{Floor, Paces},
+    floor::{Floor, Paced, Paces},
     pull::{self, Ended},
 };
 use async_trait::async_trait;
@@ -47,6 +47,11 @@ pub trait Sources: Send + Sync {
     /// Another holder of what `lost` was to give, from byte `from` of `shard` on; `None` when there is none.
     /// Must keep its own deadline.
     async fn replace(&self, lost: PeerId, shard: ShardId, from: u64, cause: &Error) -> Option<PeerId>;
+
+    /// Which time of `source` counts, reading `shard`, where there is a [`Limits::floor`].
+    fn paced(&self, _source: PeerId, _shard: ShardId) -> Paced {
+        Paced::Asked
+    }
 }
 
 /// What an [`Observer`] is told.
@@ -300,6 +305,7 @@ impl Driver<'_> {
             && let Event::Verified { source, chunk }
             | Event::Corrupt { source, chunk, .. }
             | Event::Failed { source, chunk, .. } = &ended.event
+            && self.sources.paced(*source, chunk.shard) != Paced::Never
         {
             let right = matches!(ended.event, Event::Verified { .. });
             paces.ended(self.began.elapsed(), *source, chunk.range.len(), right);
@@ -400,7 +406,9 @@ impl Driver<'_> {
             }
         };
         self.unwatch();
-        if let Some(paces) = &mut self.paces {
+        if let Some(paces) = &mut self.paces
+            && self.sources.paced(source, shard) == Paced::Asked
+        {
             paces.watching(self.began.elapsed(), source);
         }
         self.watch = Some((source, watch.boxed()));
@@ -418,7 +426,9 @@ impl Driver<'_> {
         self.first_pull.get_or_insert_with(Instant::now);
         let hash = self.job.expected.as_ref().map(|digests| digests.block());
         let pull = mover.start(Pull { range: chunk.range, hash }).map_err(failed)?;
-        if let Some(paces) = &mut self.paces {
+        if let Some(paces) = &mut self.paces
+            && self.sources.paced(source, chunk.shard) != Paced::Never
+        {
             paces.pulling(self.began.elapsed(), source, chunk.range.len());
         }
         self.observer.step(Step::Pulling { source, chunk });

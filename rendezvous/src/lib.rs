@@ -12,6 +12,7 @@
 mod board;
 mod client;
 mod descriptors;
+mod ends;
 mod inside;
 mod local;
 mod membership;

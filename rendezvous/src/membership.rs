@@ -8,11 +8,14 @@ mod loss;
 mod pulse;
 
 pub use footing::Footing;
+pub(crate) use footing::explained;
 pub use loss::{Fault, Loss};
 pub use pulse::Pulse;
+pub(crate) use pulse::{Beat, Beats};
 
 use crate::{
     client::{AGAIN, Client, passing},
+    ends::Ends,
     protocol::{Answer, Blame, Holder, MemberId, PART, Plan, Reason, Registration, Request},
     readers::Readers,
 };
@@ -24,7 +27,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
@@ -67,6 +70,7 @@ struct State {
     /// The service will not have us any more.
     evicted: Option<Error>,
     readers: Readers,
+    ends: Ends,
     /// What readers say of this member's bytes.
     blame: Blame,
     /// Why the service did not answer last time, if it did not.
@@ -103,6 +107,7 @@ impl Shared {
         state.membership = plan.membership;
         state.order = plan.holders.iter().map(|holder| holder.member).collect();
         if assigned {
+            state.ends.tell(plan.upstream, false);
             (state.said.upstream, state.said.epoch) = (Some(plan.upstream), plan.epoch);
         }
         // Who is read from stays known, whatever the plan says of others.
@@ -117,17 +122,19 @@ impl Shared {
         state.answered = Instant::now();
     }
 
-    fn request(&self) -> Request {
+    /// The question, and whose end its answer may tell of.
+    fn request(&self) -> (Request, Option<MemberId>) {
         let state = self.state();
         let said = &state.said;
-        Request::Renew {
+        let request = Request::Renew {
             member: said.member,
             secret: said.secret,
             holds: said.holds,
             upstream: said.upstream,
             epoch: said.epoch,
             membership: state.membership,
-        }
+        };
+        (request, said.upstream)
     }
 
     /// Registers once; `Ok(Some(_))` when it has to be tried again after the time given, and whether whoever holds everything
@@ -190,7 +197,7 @@ impl Shared {
                     self.state().trouble = None;
                 }
                 Err(Trouble::Unreached(error)) => {
-                    let error = footing::explained(error);
+                    let error = explained(error);
                     if !said.contains(&footing::is_other(&error)) {
                         said.push(footing::is_other(&error));
                         warn!(%error, "the service does not answer; going on without it");
@@ -213,12 +220,16 @@ impl Shared {
     }
 
     async fn renewed(&self) -> Result<(), Trouble> {
-        match self.client.ask(&self.request()).await? {
-            Answer::Renewed { lease_ms, plan, readers, blame } => {
+        let (request, source) = self.request();
+        match self.client.ask(&request).await? {
+            Answer::Renewed { lease_ms, plan, readers, blame, source_ended } => {
                 self.answered(lease_ms);
                 {
                     let mut state = self.state();
                     state.blame = blame;
+                    if let Some(source) = source {
+                        state.ends.tell(source, source_ended);
+                    }
                     // Whoever reads is told of its own readers only where something has changed.
                     if plan.is_some() || !readers.is_empty() || state.said.upstream.is_none() {
                         state.readers.take(&readers);
@@ -234,6 +245,20 @@ impl Shared {
                 self.register().await.map(drop)
             }
             other => Err(Trouble::Refused(self.client.odd("renew", other))),
+        }
+    }
+}
+
+impl Beats for Shared {
+    fn beat(&self) -> Beat {
+        let state = self.state();
+        Beat {
+            silence: state.answered.elapsed(),
+            lease: state.lease,
+            trouble: state.trouble.clone(),
+            evicted: state.evicted.clone(),
+            blame: state.blame,
+            upstream: state.said.upstream,
         }
     }
 }
@@ -260,6 +285,7 @@ impl Membership {
             refused: BTreeMap::new(),
             evicted: None,
             readers: Readers::default(),
+            ends: Ends::default(),
             blame: Blame::default(),
             trouble: None,
             answered: Instant::now(),
@@ -307,7 +333,13 @@ impl Membership {
 
     /// A look at it that keeps nothing alive.
     pub fn pulse(&self) -> Pulse {
-        Pulse(Arc::downgrade(&self.shared))
+        let shared: Arc<dyn Beats> = Arc::<Shared>::clone(&self.shared);
+        Pulse(Arc::downgrade(&shared))
+    }
+
+    /// News of a member that this one reads from: true once the service says that it has ended, without having left.
+    pub fn ended(&self, member: MemberId) -> watch::Receiver<bool> {
+        self.shared.state().ends.news(member)
     }
 
     /// Whom to read from.

@@ -2,7 +2,9 @@
 
 use crate::{
     client::{AGAIN, Client, passing},
-    protocol::{Answer, MemberId, Request, Ring, RingMember, RingNode},
+    ends::Ends,
+    membership::{Beat, Beats, Pulse, explained},
+    protocol::{Answer, Blame, MemberId, Request, Ring, RingMember, RingNode},
 };
 use flashboot_core::{Error, Kind, Result};
 use std::{
@@ -10,11 +12,11 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, info, warn};
 
 /// The longest time between two questions.
 const SLOWEST: Duration = Duration::from_secs(5);
@@ -37,6 +39,29 @@ struct Shared {
 struct State {
     said: RingNode,
     ring: Ring,
+    ends: Ends,
+    /// Whom it reads from.
+    upstream: Option<MemberId>,
+    /// Why the service did not answer last time, if it did not.
+    trouble: Option<Error>,
+    /// Why it will not have this node any more.
+    evicted: Option<Error>,
+    /// When it last had it.
+    answered: Instant,
+}
+
+impl Beats for Shared {
+    fn beat(&self) -> Beat {
+        let state = self.state();
+        Beat {
+            silence: state.answered.elapsed(),
+            lease: Duration::from_millis(state.ring.lease_ms),
+            trouble: state.trouble.clone(),
+            evicted: state.evicted.clone(),
+            blame: Blame::default(),
+            upstream: state.upstream,
+        }
+    }
 }
 
 impl Shared {
@@ -47,9 +72,17 @@ impl Shared {
     /// What a service that came back does not know yet stays known.
     fn take(&self, ring: Ring) {
         let mut state = self.state();
+        state.answered = Instant::now();
+        (state.evicted, state.ring.lease_ms) = (None, ring.lease_ms);
+        if state.trouble.take().is_some() {
+            info!(peer = self.client.peer(), "the service is back");
+        }
         if !ring.nodes.iter().map(|n| n.member).eq(state.ring.nodes.iter().map(|n| n.member)) {
             debug!("the service tells of another ring");
             return;
+        }
+        for new in &ring.nodes {
+            state.ends.tell(new.member, new.gone && !new.done);
         }
         for (kept, new) in state.ring.nodes.iter_mut().zip(ring.nodes) {
             let locators =
@@ -71,10 +104,29 @@ impl Shared {
                     if self.state().said.done { AGAIN } else { (lease / 3).min(SLOWEST) }
                 }
                 other => {
-                    debug!(?other, "the service tells nothing of the ring; going on without");
+                    self.troubled(other);
                     AGAIN * 5
                 }
             };
+        }
+    }
+
+    /// Notes why the service tells nothing of the ring; said when it begins.
+    fn troubled(&self, answer: Result<Answer>) {
+        let mut state = self.state();
+        match answer {
+            Err(error) => {
+                let error = explained(error);
+                if state.trouble.replace(error.clone()).is_none() {
+                    warn!(%error, "the service does not answer; going on without it");
+                }
+            }
+            Ok(answer) => {
+                let error = self.client.odd("ring", answer);
+                if state.evicted.replace(error.clone()).is_none() {
+                    warn!(%error, "the service refuses this node; going on without it");
+                }
+            }
         }
     }
 }
@@ -110,8 +162,16 @@ impl RingSeat {
         }
         let order = ring.nodes.iter().map(|n| n.member).collect();
         let said = RingNode { order, ..node };
-        let shared =
-            Arc::new(Shared { client, state: Mutex::new(State { said, ring }), news: Notify::new() });
+        let state = State {
+            said,
+            ring,
+            ends: Ends::default(),
+            upstream: None,
+            trouble: None,
+            evicted: None,
+            answered: Instant::now(),
+        };
+        let shared = Arc::new(Shared { client, state: Mutex::new(state), news: Notify::new() });
         let task = tokio::spawn({
             let shared = Arc::clone(&shared);
             async move { shared.ask_on().await }
@@ -129,6 +189,22 @@ impl RingSeat {
         let state = self.shared.state();
         let found = state.ring.nodes.iter().find(|n| n.member == member);
         found.map(|n| n.locators.clone()).unwrap_or_default()
+    }
+
+    /// A look at it that keeps nothing alive.
+    pub fn pulse(&self) -> Pulse {
+        let shared: Arc<dyn Beats> = Arc::<Shared>::clone(&self.shared);
+        Pulse(Arc::downgrade(&shared))
+    }
+
+    /// News of `member`: true once the service says that it is gone before it was done.
+    pub fn ended(&self, member: MemberId) -> watch::Receiver<bool> {
+        self.shared.state().ends.news(member)
+    }
+
+    /// It reads from `upstream` now; for who watches.
+    pub fn reads(&self, upstream: Option<MemberId>) {
+        self.shared.state().upstream = upstream;
     }
 
     /// It has every shard: the others are told at once.

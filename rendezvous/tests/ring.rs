@@ -92,7 +92,7 @@ fn a_service_that_comes_back_is_told_the_order() {
     assert!(matches!(ask(&mut service, SECOND, &node(8, 8, 3)), Answer::Wait { .. }));
     let again = ring(ask(&mut service, SECOND, &told));
     assert_eq!(order(&again), order_);
-    assert_eq!(again.nodes.iter().map(|n| n.gone).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!(again.nodes.iter().map(|n| n.locators.len()).collect::<Vec<_>>(), [0; 3]);
     assert_eq!(order(&ring(ask(&mut service, SECOND, &nodes[1]))), order_);
     assert_eq!(refused(ask(&mut service, SECOND, &node(8, 8, 3))), Reason::Full);
 }
@@ -142,4 +142,24 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_service_that_came_back_takes_nobody_for_gone_before_a_lease_is_over() {
+    let rules = Rules::default();
+    let mut service = Service::new(rules);
+    let mut nodes = [1, 2, 3].map(|word| node(word, word, 3));
+    let known = order(&ring({
+        nodes[..2].iter().for_each(|node| drop(ask(&mut service, SECOND, node)));
+        ask(&mut service, SECOND, &nodes[2])
+    }));
+    nodes.iter_mut().for_each(|node| node.order.clone_from(&known));
+    let mut again = Service::new(rules);
+    let gone = |ring: Ring| ring.nodes.iter().map(|n| n.gone).collect::<Vec<_>>();
+    nodes[0].done = true;
+    assert_eq!(gone(ring(ask(&mut again, SECOND, &nodes[0]))), [false; 3], "the others have yet to ask");
+    assert_eq!(gone(ring(ask(&mut again, SECOND * 2, &nodes[1]))), [false; 3]);
+    let late = SECOND + rules.lease;
+    ask(&mut again, late - rules.lease / 4, &nodes[1]);
+    assert_eq!(gone(ring(ask(&mut again, late, &nodes[0]))), [false, false, true]);
 }

@@ -316,3 +316,33 @@ fn two_releases_talk_or_refuse_by_name() {
     let reason: Reason = serde_json::from_str("\"a-later-one\"").unwrap();
     assert_eq!(reason, Reason::Other);
 }
+
+#[test]
+fn a_reader_is_told_of_a_source_that_fell_silent_and_not_of_one_that_left() {
+    let ended = |service: &mut Service, now, upstream, epoch| match ask(
+        service,
+        now,
+        renew(&clone(9, 1), 1, Some(upstream), epoch),
+    ) {
+        Answer::Renewed { source_ended, .. } => source_ended,
+        other => panic!("{other:?}"),
+    };
+    let rules = Rules::default();
+    let mut service = Service::new(rules);
+    register(&mut service, SECOND, &seed(1, 1));
+    register(&mut service, SECOND, &clone(2, 1));
+    register(&mut service, SECOND, &clone(9, 1));
+    assert!(!ended(&mut service, SECOND, 2, 1), "it lives");
+    assert!(!ended(&mut service, SECOND, 77, 2), "who was never there may be one that has yet to come back");
+    // The second says nothing for a lease.
+    let late = SECOND + rules.lease / 2;
+    ask(&mut service, late, renew(&seed(1, 1), 1000, None, 0));
+    assert!(!ended(&mut service, late, 2, 3));
+    let dead = SECOND + rules.lease + rules.lease / 4;
+    assert!(ended(&mut service, dead, 2, 3));
+    register(&mut service, dead, &clone(2, 1));
+    assert!(!ended(&mut service, dead, 2, 3), "it was only slow");
+    let leaves = Request::Leave { member: seed(1, 1).member, secret: seed(1, 1).secret };
+    ask(&mut service, dead, leaves);
+    assert!(!ended(&mut service, dead, 1, 4), "it serves on until its readers have ended");
+}

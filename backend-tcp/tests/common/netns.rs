@@ -37,8 +37,30 @@ pub(crate) fn missing() -> Option<String> {
     (!made).then(|| "needs a kernel and a container that let root make network namespaces".into())
 }
 
+/// Why no wire can be made narrow here, if so.
+pub(crate) fn too_wide() -> Option<String> {
+    if let Some(why) = missing() {
+        return Some(why);
+    }
+    let name = format!("{PREFIX}{}narrow", std::process::id());
+    quietly(&["netns", "add", &name]);
+    let args = [&["-n", &name, "qdisc", "add", "dev", "lo", "root"], &narrow("1000000")[..]].concat();
+    let made = quiet("tc", &args);
+    quietly(&["netns", "del", &name]);
+    (!made).then(|| "needs a kernel with tc's token bucket filter (sch_tbf)".into())
+}
+
+/// A token bucket of so many bits a second: at most a few milliseconds of them at once.
+fn narrow(bits: &str) -> [&str; 7] {
+    ["tbf", "rate", bits, "burst", "128kb", "latency", "200ms"]
+}
+
 fn quietly(args: &[&str]) -> bool {
-    let mut command = Command::new("ip");
+    quiet("ip", args)
+}
+
+fn quiet(tool: &str, args: &[&str]) -> bool {
+    let mut command = Command::new(tool);
     command.args(args).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
@@ -112,6 +134,14 @@ impl Network {
                 ];
                 run("tc", &args);
             }
+        }
+    }
+
+    /// Every host sends at most so many bytes a second, the frames' headers among them. Not for a network with weather.
+    pub(crate) fn shape(&self, bytes_per_s: u64) {
+        let bits = (bytes_per_s * 8).to_string();
+        for name in &self.names {
+            run("tc", &[&["-n", name, "qdisc", "add", "dev", "net0", "root"], &narrow(&bits)[..]].concat());
         }
     }
 

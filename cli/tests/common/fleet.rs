@@ -190,6 +190,33 @@ impl Fleet {
     }
 }
 
+/// Eight clones of a seed on the first of three hosts: each is started on which, by which transports, and with where it is to be
+/// killed. Three die in the middle, two come once those are dead; given are those that live.
+pub(crate) fn bring_up(
+    mut start: impl FnMut(usize, &str, &[&str]) -> (Proc, PathBuf),
+) -> Vec<(Proc, PathBuf)> {
+    let (mut victims, mut survivors) = (Vec::new(), Vec::new());
+    for (host, allow, kill) in [
+        (1, "tcp", None),
+        (1, "ipc,tcp", Some("chunk:1")),
+        (2, "tcp", Some("chunk:0")),
+        (2, "tcp", None),
+        (1, "tcp", Some("pull:3")),
+        (2, "ipc,tcp", None),
+    ] {
+        match kill {
+            Some(kill) => victims.push(start(host, allow, &["--kill", kill])),
+            None => survivors.push(start(host, allow, &[])),
+        }
+    }
+    for (victim, out) in &mut victims {
+        assert!(!victim.ended().success());
+        assert!(!out.exists(), "a killed clone leaves no payload");
+    }
+    survivors.extend([(2, "tcp"), (0, "ipc")].map(|(host, allow)| start(host, allow, &[])));
+    survivors
+}
+
 pub(crate) fn service(place: &Place, at: &str) -> (Proc, String) {
     let mut service =
         Proc::start(place.flashboot(&["rendezvous", "--listen", at, "--lease", "2s", "--json"]));

@@ -13,7 +13,7 @@ mod metrics;
 
 pub use http::{Http, Showing, serve};
 
-use crate::agent;
+use crate::{agent, service::Hop};
 use flashboot_core::Error;
 use flashboot_rendezvous::{
     Footing, Pulse,
@@ -285,8 +285,14 @@ impl Watched {
         });
     }
 
+    /// It reads by this hop.
+    pub(crate) fn hops(&self, hop: &Hop) {
+        let passed = hop.passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));
+        self.hop(hop.transport.as_str(), passed);
+    }
+
     /// It reads by `transport`, after `passed` were passed over.
-    pub(crate) fn hop<'p>(&self, transport: &str, passed: impl Iterator<Item = (String, &'p str)>) {
+    fn hop<'p>(&self, transport: &str, passed: impl Iterator<Item = (String, &'p str)>) {
         self.with(|m, totals| {
             transport.clone_into(&mut m.transport);
             for (name, reason) in passed {

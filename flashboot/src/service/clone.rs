@@ -278,7 +278,9 @@ pub(super) async fn read(
     };
     let (endpoints, arena) = (Arc::clone(&opened.endpoints), Arc::clone(&held.arena));
     let sources = Members::new(Arc::clone(&membership), endpoints, arena, settings, seat.patience);
-    let sources = Arc::new(sources.watched(Arc::clone(watched)));
+    let ends = Arc::clone(&membership);
+    let sources = sources.watched(Arc::clone(watched)).told(move |source| ends.ended(source));
+    let sources = Arc::new(sources);
     let began = Instant::now();
     let mut observer = {
         let (membership, watched, kill) = (Arc::clone(&membership), Arc::clone(watched), request.kill);

@@ -91,15 +91,15 @@ fn manifest(from: &SeedFrom) -> Result<Arc<Manifest>> {
     }
 }
 
-/// What identifies the bytes that `manifest` proves.
-fn content(request: &SeedRequest, manifest: &Manifest) -> Result<Content> {
+/// What identifies the bytes that `manifest` proves, which people call `model` and `revision`.
+pub(super) fn content(manifest: &Manifest, (model, revision): (&str, &str)) -> Result<Content> {
     let fingerprint = serde_json::to_vec(&manifest.metadata.fingerprint)
         .map_err(|e| Error::new(Kind::Invalid, "json", e.to_string()))?;
     Ok(Content {
         image: manifest.metadata.id.clone(),
         rank: manifest.entry.coordinate.to_string(),
-        model: request.model.clone(),
-        revision: request.revision.clone(),
+        model: model.to_owned(),
+        revision: revision.to_owned(),
         fingerprint: blake3::hash(&fingerprint).to_hex().to_string(),
         bytes: manifest.entry.payload_bytes,
         manifest: blake3::hash(manifest.bytes()).to_hex().to_string(),
@@ -155,7 +155,7 @@ async fn seeded(
         let request = request.clone();
         move || {
             let manifest = manifest(&request.from)?;
-            Ok((content(&request, &manifest)?, manifest))
+            Ok((content(&manifest, (&request.model, &request.revision))?, manifest))
         }
     })
     .await?;

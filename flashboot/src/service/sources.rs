@@ -130,32 +130,54 @@ impl Members {
         let unknown = || Error::new(Kind::SourceLost, "import", "no plan has named it");
         let source = member(source).ok_or_else(unknown)?;
         let holder = self.membership.holder(source).ok_or_else(unknown)?;
+        let ends = || self.ends.as_ref().map(|Ends(of)| of(source));
+        let import = Import { endpoints: &self.endpoints, arena: &self.arena, timeout: self.import };
+        let (mover, hop) = import.of(source, &holder.locators, ends).await?;
+        if let Some(watched) = &self.watched {
+            watched.hops(&hop);
+        }
+        self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
+        Ok(mover)
+    }
+}
+
+/// How a source is imported.
+pub(super) struct Import<'e> {
+    pub(super) endpoints: &'e Endpoints,
+    pub(super) arena: &'e Arc<dyn Arena>,
+    pub(super) timeout: Duration,
+}
+
+impl Import<'_> {
+    /// Imports `source` by the first of its `locators` that works. `ends` gives the news of its end, where the transport itself does
+    /// not notice that.
+    pub(super) async fn of(
+        self,
+        source: MemberId,
+        locators: &[String],
+        ends: impl FnOnce() -> Option<watch::Receiver<bool>>,
+    ) -> Result<(Box<dyn Mover>, Hop)> {
         let locators: Vec<Locator> =
-            holder.locators.iter().map(|line| line.parse().map_err(Error::from)).collect::<Result<_>>()?;
+            locators.iter().map(|line| line.parse().map_err(Error::from)).collect::<Result<_>>()?;
         // The service checks them too; but what names the filling is believed from nobody.
         if let Some(other) = locators.iter().find(|locator| locator.generation != source.0) {
             let detail = format!("a locator of filling {}, not {source}", other.generation);
             return Err(Error::new(Kind::Mismatch, "import", detail));
         }
-        let imported = self.endpoints.import(&locators, &self.arena, self.import).await?;
+        let imported = self.endpoints.import(&locators, self.arena, self.timeout).await?;
         let Imported { mover, transport, passed } = imported;
         info!(%source, %transport, "reading");
         for p in &passed {
             info!(%source, %transport, passed_over = %p.name, reason = p.reason, "transport chosen");
         }
-        if let Some(watched) = &self.watched {
-            let passed = passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));
-            watched.hop(transport.as_str(), passed);
-        }
-        let hop = Hop { source, transport, passed };
-        self.hops.lock().unwrap_or_else(PoisonError::into_inner).push(hop);
-        let mover: Box<dyn Mover> = match &self.ends {
+        let mover: Box<dyn Mover> = match (transport, ends()) {
             // Fabric memory outlives its exporter, and there is no connection that would end.
-            Some(Ends(of)) if transport == TransportName::Imex => Box::new(Told(mover, of(source))),
+            (TransportName::Imex, Some(ends)) => Box::new(Told(mover, ends)),
             _ => mover,
         };
         // The mock's clock must not wait for a thread.
-        Ok(if transport == TransportName::Mock { mover } else { LetGo::wrap(mover) })
+        let mover = if transport == TransportName::Mock { mover } else { LetGo::wrap(mover) };
+        Ok((mover, Hop { source, transport, passed }))
     }
 }
 

@@ -3,7 +3,7 @@
 //! A service that is silent has a member for a lease, and not longer. One that cannot prove itself any more, or that does
 //! not take our proof, is another service: it does not have us now, and will not have us.
 
-use super::State;
+use super::pulse::Beat;
 use flashboot_core::{Error, Kind};
 use serde::Serialize;
 
@@ -24,14 +24,14 @@ pub enum Footing {
 }
 
 impl Footing {
-    pub(super) fn of(state: &State) -> Self {
-        if state.evicted.is_some() {
+    pub(super) fn of(beat: &Beat) -> Self {
+        if beat.evicted.is_some() {
             Self::Refused
-        } else if state.trouble.as_ref().is_some_and(is_other) {
+        } else if beat.trouble.as_ref().is_some_and(is_other) {
             Self::Stranger
-        } else if state.answered.elapsed() > state.lease {
+        } else if beat.silence > beat.lease {
             Self::Forgotten
-        } else if state.blame.withdrawn {
+        } else if beat.blame.withdrawn {
             Self::Withdrawn
         } else {
             Self::Registered
@@ -45,7 +45,7 @@ pub(super) fn is_other(error: &Error) -> bool {
 }
 
 /// The same with what to do about it, where the service has changed under a member that runs.
-pub(super) fn explained(error: Error) -> Error {
+pub(crate) fn explained(error: Error) -> Error {
     if error.kind() != Kind::Permission {
         return error;
     }

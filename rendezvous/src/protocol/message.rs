@@ -187,6 +187,9 @@ pub enum Answer {
         /// What its readers say of its bytes.
         #[serde(default, skip_serializing_if = "Blame::is_none")]
         blame: Blame,
+        /// Whom it says it reads from was silent for a lease, or was replaced.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        source_ended: bool,
     },
     /// Bytes of a manifest.
     Part {

@@ -60,12 +60,14 @@ impl Service {
         self.heard(id, holds, reads);
         let lease_ms = millis(self.rules.lease);
         let blame = self.members.get(&id).map(Member::blame).unwrap_or_default();
+        let source_ended = reads.0.is_some_and(|source| self.has_ended(source));
         let group = self.members.get(&id).and_then(|m| self.groups.get(&m.group));
         let news = group.is_some_and(|group| group.membership != membership);
         if !news {
-            return Ok(Answer::Renewed { lease_ms, plan: None, readers: Vec::new(), blame });
+            return Ok(Answer::Renewed { lease_ms, plan: None, readers: Vec::new(), blame, source_ended });
         }
-        Ok(Answer::Renewed { lease_ms, plan: self.plan(id), readers: self.readers(id), blame })
+        let (plan, readers) = (self.plan(id), self.readers(id));
+        Ok(Answer::Renewed { lease_ms, plan, readers, blame, source_ended })
     }
 
     pub(super) fn lost(

@@ -67,7 +67,7 @@ pub struct RingMember {
     pub member: MemberId,
     /// How it can be read; nothing where a service that came back has not heard of it yet.
     pub locators: Vec<String>,
-    /// Silent for a lease.
+    /// Silent for a lease; to a service that came back, for a lease since it heard of the ring.
     pub gone: bool,
     /// It has every shard.
     pub done: bool,
@@ -87,6 +87,8 @@ struct Gathering {
     nodes: BTreeMap<MemberId, Node>,
     /// Who came when, as long as it is forming.
     came: Vec<MemberId>,
+    /// When it was first heard of here.
+    began: Duration,
     heard: Duration,
 }
 
@@ -124,7 +126,7 @@ impl Rings {
             return Err(Refusal::new(Reason::Full, format!("{} rings", self.0.len())));
         }
         let silent = |heard: Duration| heard.saturating_add(rules.lease) <= now;
-        let ring = self.0.entry(key).or_default();
+        let ring = self.0.entry(key).or_insert_with(|| Gathering { began: now, ..Gathering::default() });
         ring.heard = now;
         let (id, nodes) = (said.member, said.nodes);
         if ring.nodes.get(&id).is_some_and(|node| node.said.secret != said.secret) {
@@ -164,7 +166,7 @@ impl Rings {
                 gone: silent(*heard),
                 done: said.done,
             },
-            None => RingMember { member: *id, locators: Vec::new(), gone: true, done: false },
+            None => RingMember { member: *id, locators: Vec::new(), gone: silent(ring.began), done: false },
         });
         Ok(Answer::Ring(Ring { lease_ms: millis(rules.lease), nodes: members.collect() }))
     }

@@ -103,6 +103,8 @@ pub struct Service {
     pub(super) flaps: BTreeMap<String, Flap>,
     /// Who left, and when that is forgotten.
     pub(super) gone: BTreeMap<MemberId, Duration>,
+    /// Who was silent for a lease or was replaced, and when that is forgotten.
+    dead: BTreeMap<MemberId, Duration>,
     rings: Rings,
     pub(super) links: Links,
     next: u64,
@@ -121,6 +123,7 @@ impl Service {
             names: BTreeMap::new(),
             flaps: BTreeMap::new(),
             gone: BTreeMap::new(),
+            dead: BTreeMap::new(),
             rings: Rings::default(),
             links: Links::default(),
             next: 1,
@@ -173,6 +176,7 @@ impl Service {
         }
         let now = self.now;
         self.gone.retain(|_, until| *until > now);
+        self.dead.retain(|_, until| *until > now);
         self.rings.tick(now, &self.rules);
         let window = self.rules.flap_window;
         self.flaps.retain(|_, flap| flap.last.saturating_add(window) > now);
@@ -184,6 +188,9 @@ impl Service {
 
     pub(super) fn forget(&mut self, id: MemberId, lost: bool) {
         let Some(member) = self.members.remove(&id) else { return };
+        if lost {
+            self.dead.insert(id, self.remembered());
+        }
         self.went(id, &member);
         if let Some(group) = self.groups.get_mut(&member.group) {
             group.members.remove(&id);
@@ -203,7 +210,17 @@ impl Service {
     }
 
     pub(super) fn bury(&mut self, id: MemberId) {
-        self.gone.insert(id, self.now.saturating_add(self.rules.lease.saturating_mul(MEMORY)));
+        self.gone.insert(id, self.remembered());
+    }
+
+    /// Until when it is remembered what became of a member.
+    fn remembered(&self) -> Duration {
+        self.now.saturating_add(self.rules.lease.saturating_mul(MEMORY))
+    }
+
+    /// Whether `id` is taken for dead: it was a member, and did not leave. One that serves on until its readers have ended is not.
+    pub(super) fn has_ended(&self, id: MemberId) -> bool {
+        self.dead.contains_key(&id) && !self.members.contains_key(&id)
     }
 
     pub(super) fn number(&mut self) -> u64 {

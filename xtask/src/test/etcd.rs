@@ -12,7 +12,8 @@ use std::{path::Path, process::Command};
 /// The server, the compiler of its protocol, and the files that this one includes.
 const PACKAGES: [&str; 3] = ["etcd-server", "protobuf-compiler", "libprotobuf-dev"];
 /// What `cargo test` runs of it.
-const SUITES: [&str; 2] = ["tests/stores_etcd.rs", "tests/service_etcd.rs"];
+const SUITES: [&str; 3] =
+    ["tests/stores_etcd.rs", "tests/service_etcd.rs", "tests/service_etcd_namespaces.rs"];
 
 /// Brings what it needs; gives whether it is there.
 pub(super) fn bring(stages: &mut Stages) -> bool {

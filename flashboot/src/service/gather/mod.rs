@@ -8,11 +8,13 @@ mod neighbours;
 
 use super::{
     Hop, KillAt, Moment, client, payload,
-    seat::{Held, Opened, Seat, blocking, random},
+    seat::{Held, Opened, Seat, blocking, new_trace, random},
+    seed::content,
     sources::peer,
 };
+use crate::observe::Watched;
 use disk::Disk;
-use flashboot_checkpoint::{Image, RankImage};
+use flashboot_checkpoint::{Image, Manifest, RankImage};
 use flashboot_core::{
     Error, Geometry, Kind, Result, ShardId,
     replica::{Assignment, Policy, SourcedLeg},
@@ -28,7 +30,7 @@ use neighbours::{DISK, Neighbours};
 use serde::Serialize;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{Instrument as _, info_span, warn};
 
 /// The slowest disk and wire that a word is waited for at, in bytes a second, beside the time that it may stand still.
 const SLOWEST: u64 = 100_000_000;
@@ -93,6 +95,8 @@ pub struct Gathered {
     pub from_disk: Vec<u32>,
     /// Nodes that it read from, in order.
     pub sources: Vec<Hop>,
+    /// The id that its log's spans carry.
+    pub trace: String,
 }
 
 /// Gathers, tells `told`, and stays until every other node is done or gone, for as long as it drains. Needs a tokio runtime with
@@ -105,11 +109,22 @@ pub async fn gather(
     told: impl FnOnce(&Gathered),
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
+    let trace = new_trace()?;
+    let span = info_span!("gather", nodes = request.nodes, ring = request.name, trace);
+    gathered(request, trace, told, stop).instrument(span).await
+}
+
+async fn gathered(
+    request: GatherRequest,
+    trace: String,
+    told: impl FnOnce(&Gathered),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     tokio::pin!(stop);
-    let watched = request.seat.observed.begin("gather");
+    let watched = Arc::new(request.seat.observed.begin("gather"));
     let cancelled = || Error::new(Kind::Cancelled, "gather", "stopped by a signal");
     let (gathered, seat, kept) = tokio::select! {
-        done = complete(&request) => done?,
+        done = complete(&request, &watched, trace) => done?,
         () = &mut stop => return Err(cancelled()),
     };
     watched.ready();
@@ -128,13 +143,18 @@ pub async fn gather(
         () = over => {}
         () = &mut stop => {}
     }
+    watched.draining();
     drop(kept);
     Ok(())
 }
 
 type Kept = (Opened, Held);
 
-async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, Kept)> {
+async fn complete(
+    request: &GatherRequest,
+    watched: &Arc<Watched>,
+    trace: String,
+) -> Result<(Gathered, Arc<RingSeat>, Kept)> {
     let began = Instant::now();
     let GatherRequest { rank, nodes, seat, .. } = request;
     let invalid = |e: &dyn std::fmt::Display| Error::new(Kind::Invalid, "gather", e.to_string());
@@ -154,8 +174,12 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
     let (client, _) = client(&request.rendezvous, &seat.network()).await?;
     let opened = seat.open().await?;
     let held = seat.hold_shards(&opened, bytes, *nodes).await?;
+    let (image, of) = (request.image.clone(), rank.clone());
+    let content = blocking(move || content(&Manifest::of(&image, &of)?, ("", ""))).await?;
+    watched.filling(MemberId(held.generation), &content, &trace);
     let node = node(request, &opened, &held, bytes)?;
     let ring = Arc::new(RingSeat::join(Arc::clone(&client), node, seat.patience).await?);
+    watched.registered(ring.pulse());
     let setup = began.elapsed();
     let kill = |moment| request.kill.iter().for_each(|kill| kill.at(moment));
     kill(Moment::Registered);
@@ -179,6 +203,7 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
         order,
         index,
         import: settings.import_timeout.min(settings.stall),
+        watched: Arc::clone(watched),
         state: std::sync::Mutex::default(),
     });
     let own = ShardId(u32::try_from(index).unwrap_or(u32::MAX));
@@ -194,19 +219,26 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
         assignment: Assignment { geometry, held: Vec::new(), legs, gate: Gate::Chunk },
         expected: Some(digests),
         policy: Policy { stall, max_losses, ..settings.policy() },
-        limits: Limits { pull: settings.pull_timeout.max(stall), ..Limits::default() },
+        limits: Limits {
+            pull: settings.pull_timeout.max(stall),
+            floor: settings.floor(0),
+            ..Limits::default()
+        },
     };
     let began = Instant::now();
     let mut own_read = None;
     let whole = geometry.shard_range(own).len();
-    let (mut pulls, mut verified) = (0, 0);
+    let (mut pulls, mut verified, mut right) = (0, 0, 0);
+    let sources = Arc::<Neighbours>::clone(&neighbours);
     let mut observer = |step: Step| match step {
         Step::Published { shard, bytes } if shard == own && bytes == whole => own_read = Some(Instant::now()),
         Step::Pulling { .. } => {
             kill(Moment::Pull(pulls));
             pulls += 1;
         }
-        Step::Verified { .. } => {
+        Step::Verified { source, chunk } => {
+            right += chunk.range.len();
+            watched.verified(right, sources.reads_disk(source, chunk.shard));
             kill(Moment::Chunk(verified));
             verified += 1;
         }
@@ -219,6 +251,7 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
         .map_err(|_| Error::new(Kind::Deadline, "gather", format!("not complete within {limit:?}")))??;
     let ended = Instant::now();
     kill(Moment::Complete);
+    ring.reads(None);
     ring.done();
     if let Some(path) = request.output.clone() {
         let arena = Arc::clone(&held.arena);
@@ -227,6 +260,11 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
     let read = own_read.unwrap_or(began);
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
     let own = neighbours.own(neighbours.before());
+    for (phase, time) in [("setup", setup), ("ready", ended - began), ("load", read - began)] {
+        watched.took(phase, time);
+    }
+    let bytes_per_s = bytes as f64 / (ended - began).as_secs_f64().max(1e-9);
+    watched.read(report.chunks, report.repaired, bytes_per_s);
     let gathered = Gathered {
         nodes: *nodes,
         index,
@@ -238,13 +276,14 @@ async fn complete(request: &GatherRequest) -> Result<(Gathered, Arc<RingSeat>, K
         setup_ms: ms(setup),
         read_ms: ms(read - began),
         gather_ms: ms(ended - read),
-        bytes_per_s: bytes as f64 / (ended - began).as_secs_f64().max(1e-9),
+        bytes_per_s,
         blocks,
         verified: report.verified,
         repaired: report.repaired,
         losses: report.losses,
         from_disk: own.into_iter().map(|shard| shard.0).collect(),
         sources: neighbours.hops(),
+        trace,
     };
     drop(neighbours);
     Ok((gathered, ring, (opened, held)))

@@ -5,26 +5,26 @@
 
 use super::disk::Disk;
 use crate::{
-    registry::{Endpoints, Imported},
-    replicate::LetGo,
+    observe::Watched,
+    registry::Endpoints,
     service::{
         Hop,
-        sources::{member, peer},
+        sources::{Import, member, peer},
     },
 };
 use async_trait::async_trait;
 use flashboot_core::{
-    Arena, ByteRange, Error, Generation, Geometry, InFlight, Kind, Locator, Mover, Observed, PeerId, Pull,
-    Result, ShardId,
+    Arena, ByteRange, Error, Generation, Geometry, InFlight, Kind, Mover, Observed, PeerId, Pull, Result,
+    ShardId,
 };
-use flashboot_driver::Sources;
+use flashboot_driver::{Paced, Sources};
 use flashboot_rendezvous::{RingSeat, protocol::MemberId};
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tracing::{info, warn};
+use tracing::warn;
 
 /// The node's own disk: no filling has this word.
 pub(super) const DISK: PeerId = PeerId(0);
@@ -40,6 +40,7 @@ pub(super) struct Neighbours {
     pub(super) order: Vec<MemberId>,
     pub(super) index: usize,
     pub(super) import: Duration,
+    pub(super) watched: Arc<Watched>,
     pub(super) state: Mutex<State>,
 }
 
@@ -65,6 +66,11 @@ impl Neighbours {
         back(&self.order, self.index).map(|(_, id)| id).find(|id| !state.gone.contains(id))
     }
 
+    /// Whether `shard` comes from this node's disk, be it in the name of `source`.
+    pub(super) fn reads_disk(&self, source: PeerId, shard: ShardId) -> bool {
+        source == DISK || self.own(member(source)).contains(&shard)
+    }
+
     /// The shards that are this node's to read from disk: its own, and those of the gone between it and `source`.
     pub(super) fn own(&self, source: Option<MemberId>) -> BTreeSet<ShardId> {
         let between = back(&self.order, self.index).take_while(|(_, id)| Some(*id) != source);
@@ -87,28 +93,32 @@ impl Sources for Neighbours {
         }
         let unknown = || Error::new(Kind::SourceLost, "import", "it is no node of the ring");
         let id = member(source).filter(|id| self.order.contains(id)).ok_or_else(unknown)?;
-        let lines = self.seat.locators(id);
-        let locators: Vec<Locator> =
-            lines.iter().map(|line| line.parse().map_err(Error::from)).collect::<Result<_>>()?;
-        if let Some(other) = locators.iter().find(|locator| locator.generation != id.0) {
-            let detail = format!("a locator of filling {}, not {id}", other.generation);
-            return Err(Error::new(Kind::Mismatch, "import", detail));
-        }
-        let imported = self.endpoints.import(&locators, &self.arena, self.import).await?;
-        let Imported { mover, transport, passed } = imported;
-        info!(source = %id, %transport, "reading");
-        self.state().hops.push(Hop { source: id, transport, passed });
+        let import = Import { endpoints: &self.endpoints, arena: &self.arena, timeout: self.import };
+        let (mover, hop) = import.of(id, &self.seat.locators(id), || Some(self.seat.ended(id))).await?;
+        self.watched.hops(&hop);
+        self.seat.reads(Some(id));
+        self.state().hops.push(hop);
         let (disk, own) = (self.disk.clone(), self.own(Some(id)));
-        Ok(Box::new(Neighbour { mover: LetGo::wrap(mover), disk, own, geometry: self.geometry }))
+        Ok(Box::new(Neighbour { mover, disk, own, geometry: self.geometry }))
     }
 
     async fn replace(&self, lost: PeerId, shard: ShardId, from: u64, cause: &Error) -> Option<PeerId> {
         // What this node's own disk does not give it does not give twice.
         let lost = member(lost)?;
+        self.watched.lost(cause);
         self.state().gone.insert(lost);
         let next = self.before();
         warn!(%lost, shard = shard.0, from, %cause, next = ?next, "reading its shard from disk");
+        if next.is_none() {
+            self.seat.reads(None);
+        }
         Some(next.map_or(DISK, peer))
+    }
+
+    /// Of a neighbour only what it gives counts: that its word stands still may be the fault of those before it, and its
+    /// [`stall`](flashboot_core::replica::Policy::stall) is for that.
+    fn paced(&self, source: PeerId, shard: ShardId) -> Paced {
+        if self.reads_disk(source, shard) { Paced::Never } else { Paced::Pulling }
     }
 }
 
