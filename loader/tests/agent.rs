@@ -10,8 +10,8 @@ use flashboot_checkpoint::{Image, Manifest, PackOptions, pack};
 use flashboot_core::{Arena, ArenaSpec, Dtype, Error, Kind, Result};
 use flashboot_loader::{
     agent::{
-        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, Place, ServeConfig, Serving,
-        StagedSource, State, Target, serve,
+        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, Payload, Place, ServeConfig,
+        Serving, StagedSource, State, Target, serve,
     },
     io::{Call, Engine, Io, IoConfig, Ops, System},
     pipeline::FillConfig,
@@ -139,7 +139,7 @@ fn wanted(image: &Image) -> Wanted {
         image: Some(image.id().to_owned()),
         rank: rank.coordinate.to_string(),
         payload: rank.payload_bytes,
-        digests: Some(Arc::new(rank.table.digests().clone())),
+        digests: Arc::new(rank.table.digests().clone()).into(),
     }
 }
 
@@ -152,7 +152,7 @@ fn order(image: &Image) -> Order {
     let rank = &image.ranks()[0];
     Order {
         key: key(image),
-        payload: rank.path.clone(),
+        payload: Payload::File(rank.path.clone()),
         manifest: Manifest::read(image, rank).unwrap(),
         priority: 0,
         hold: None,

@@ -1,6 +1,7 @@
 //! One rank into memory: sources put together from what a person names, one load over them, and its account.
 
 mod contents;
+mod early;
 mod peer;
 mod progress;
 mod report;
@@ -24,7 +25,7 @@ use flashboot_loader::{
     budget::Budget,
     io::{Engine, Io, IoConfig},
     memlog::{GpuUse, MemLog},
-    pipeline::FillConfig,
+    pipeline::{FillConfig, Proof},
     source::{
         CheckpointSource, ImageSource, Load, ObjectConfig, ObjectImage, ObjectSource, Source, SourceKind,
         Wanted,
@@ -198,6 +199,18 @@ fn io_config(config: &Config) -> IoConfig {
     IoConfig { engine, direct: config.load.direct, ..IoConfig::default() }
 }
 
+/// How objects are fetched.
+pub(crate) fn object_config(load: &crate::config::Load, object: &FromObject) -> ObjectConfig {
+    ObjectConfig {
+        options: object.options.clone(),
+        allow_http: load.allow_http,
+        range: load.range,
+        attempts: load.attempts,
+        timeout: load.attempt_timeout,
+        ..ObjectConfig::new(&object.url)
+    }
+}
+
 pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
     let io = io_config(config);
     let fill = FillConfig::new(&io)?;
@@ -213,8 +226,14 @@ pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
 /// What a request names.
 struct Named {
     wanted: Wanted,
-    contents: Contents,
+    contents: Lies,
     sources: Vec<Known>,
+}
+
+/// What lies where: known, or being read while the load is under way.
+enum Lies {
+    Known(Contents),
+    Later(early::Reading),
 }
 
 /// What is wanted, as the nearest of those says who know it, and where it may come from, in order.
@@ -235,12 +254,19 @@ fn sources(
         request.peer.is_some(),
     ];
     let alone = alone.iter().filter(|named| **named).count() <= 1;
-    if let Some(path) = &request.image {
+    let mut reading = None;
+    // Another place would have to know first whether the image is sound.
+    let early = request.image.as_deref().filter(|_| alone).and_then(|path| early::begin(path, request));
+    if let Some(early) = early {
+        wanted = Some(early.wanted);
+        reading = Some(early.reading);
+        made.push((SourceKind::Image, Known::Plain(Arc::new(early.source))));
+    } else if let Some(path) = &request.image {
         let opened = Image::open(path).map_err(Error::from);
         let opened = opened.and_then(|image| Ok((rank_of(&image, request.rank.as_deref())?, image)));
         let known: Arc<dyn Source> = match opened {
             Ok((rank, image)) => {
-                let digests = rank.table.digests().clone();
+                let digests = Arc::new(rank.table.digests().clone());
                 // Ranks that hold the same share a file, whatever it is called.
                 let fingerprint = image.metadata().fingerprint.clone();
                 contents.get_or_insert_with(|| Contents::image(fingerprint, Arc::clone(&rank.table)));
@@ -249,7 +275,7 @@ fn sources(
                     image: Some(image.id().to_owned()),
                     rank: rank.coordinate.to_string(),
                     payload: rank.payload_bytes,
-                    digests: Some(Arc::new(digests.clone())),
+                    digests: Arc::clone(&digests).into(),
                 });
                 Arc::new(ImageSource::new(&rank.path, digests))
             }
@@ -262,7 +288,7 @@ fn sources(
         image: Some(manifest.metadata.id.clone()),
         rank: manifest.entry.coordinate.to_string(),
         payload: manifest.entry.payload_bytes,
-        digests: Some(Arc::new(manifest.table.digests().clone())),
+        digests: manifest.table.digests().clone().into(),
     };
     let listed = |manifest: &flashboot_checkpoint::Manifest| {
         Contents::image(manifest.metadata.fingerprint.clone(), Arc::new(manifest.table.clone()))
@@ -273,15 +299,7 @@ fn sources(
         wanted.get_or_insert_with(|| proved(manifest));
     }
     if let Some(object) = &request.object {
-        let config = ObjectConfig {
-            options: object.options.clone(),
-            allow_http: config.load.allow_http,
-            range: config.load.range,
-            attempts: config.load.attempts,
-            timeout: config.load.attempt_timeout,
-            ..ObjectConfig::new(&object.url)
-        };
-        let image = ObjectImage::open(config)?;
+        let image = ObjectImage::open(object_config(&config.load, object))?;
         let payload = match payload_name.clone() {
             Some(name) => Ok(name),
             None => image.manifest(request.rank.as_deref(), request.id.as_deref()).map(|manifest| {
@@ -306,7 +324,7 @@ fn sources(
             image: None,
             rank: coordinate.to_string(),
             payload: plan.payload,
-            digests: None,
+            digests: Proof::default(),
         });
         contents.get_or_insert_with(|| Contents::checkpoint(&plan));
         made.push((
@@ -323,6 +341,7 @@ fn sources(
         }
         made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer, runtime.clone())))));
     }
+    let contents = reading.map(Lies::Later).or(contents.map(Lies::Known));
     let (Some(wanted), Some(contents)) = (wanted, contents) else {
         return Err(Error::new(
             Kind::Invalid,
@@ -377,8 +396,16 @@ fn run(
     };
     let load = Load::new(wanted, fill_config(config)?, make);
     let sources: Vec<_> = known.iter().map(Known::source).collect();
-    let (arena, done) = progress.watch(&load, || load.run(&sources))?;
+    let done = progress.watch(&load, || load.run(&sources));
+    // What is wrong with the image is the reason of whatever came of it.
+    let contents = match contents {
+        Lies::Known(contents) => contents,
+        Lies::Later(reading) => reading.end()?,
+    };
+    let (arena, mut done) = done?;
     let visible = began.elapsed();
+    load.settle();
+    done.phases = load.phases().ms();
     let stats = load.config().io.stats();
     let mut bytes_read = stats.requested;
     let mut bytes_needed = load.wanted().payload;

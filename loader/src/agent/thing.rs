@@ -4,6 +4,7 @@ use super::ledger::{Id, Key};
 use crate::{
     io::SourceFile,
     pipeline::{Filling, Pins},
+    source::ObjectSource,
 };
 use flashboot_core::{Arena, Digests, Error, Generation, Kind, Result};
 use flashboot_cuda::Context;
@@ -20,8 +21,8 @@ pub(super) struct Thing {
     pub(super) id: Id,
     pub(super) key: Key,
     pub(super) digests: Arc<Digests>,
-    /// Until it is filled.
-    pub(super) file: Mutex<Option<SourceFile>>,
+    /// Where it comes from, until it is filled.
+    pub(super) origin: Mutex<Option<Origin>>,
     /// It was given up: whoever fills it stops.
     pub(super) cancel: AtomicBool,
     pub(super) filling: OnceLock<Arc<Filling>>,
@@ -30,6 +31,15 @@ pub(super) struct Thing {
     pins: Mutex<Option<Arc<Pins>>>,
     outcome: Mutex<Option<Result<()>>>,
     decided: Condvar,
+}
+
+/// Where a payload comes from.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// A file that its sender may read.
+    File(SourceFile),
+    /// An object.
+    Object(Box<ObjectSource>),
 }
 
 /// Memory that is full and verified.
@@ -46,12 +56,12 @@ pub(super) fn host(arena: &Arc<dyn Arena>) -> Result<Arc<HostArena>> {
 }
 
 impl Thing {
-    pub(super) fn new(id: Id, key: Key, digests: Arc<Digests>, file: SourceFile) -> Self {
+    pub(super) fn new(id: Id, key: Key, digests: Arc<Digests>, origin: Origin) -> Self {
         Self {
             id,
             key,
             digests,
-            file: Mutex::new(Some(file)),
+            origin: Mutex::new(Some(origin)),
             cancel: AtomicBool::new(false),
             filling: OnceLock::new(),
             kept: OnceLock::new(),
