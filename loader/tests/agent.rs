@@ -10,8 +10,8 @@ use flashboot_checkpoint::{Image, Manifest, PackOptions, pack};
 use flashboot_core::{Arena, ArenaSpec, Dtype, Error, Kind, Result};
 use flashboot_loader::{
     agent::{
-        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, Payload, Place, ServeConfig,
-        Serving, StagedSource, State, Target, serve,
+        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, PROTOCOL_VERSION, Payload,
+        Place, ServeConfig, Serving, StagedSource, State, Target, serve,
     },
     io::{Call, Engine, Io, IoConfig, Ops, System},
     pipeline::FillConfig,
@@ -445,7 +445,7 @@ impl Raw {
     }
 
     fn ask(&self, request: &Value, descriptors: &[BorrowedFd<'_>]) {
-        let envelope = json!({ "version": 1, "request": request });
+        let envelope = json!({ "version": PROTOCOL_VERSION, "request": request });
         self.say(&serde_json::to_vec(&envelope).unwrap(), descriptors);
     }
 }
@@ -461,8 +461,11 @@ fn a_client_that_talks_nonsense_is_refused_and_others_are_served() {
         assert_eq!(raw.refused(), "", "it hangs up");
     }
     let raw = Raw::dial(&node);
-    raw.say(&serde_json::to_vec(&json!({ "version": 2, "request": "list" })).unwrap(), &[]);
-    assert!(raw.refused().contains("protocol 2"));
+    raw.say(
+        &serde_json::to_vec(&json!({ "version": PROTOCOL_VERSION + 1, "request": "list" })).unwrap(),
+        &[],
+    );
+    assert!(raw.refused().contains(&format!("protocol {}", PROTOCOL_VERSION + 1)));
     let raw = Raw::dial(&node);
     // It hangs up before it has heard all of it.
     let _ = raw.0.send(&vec![b' '; 2 << 20], &[], 1 << 30, Instant::now() + LIMIT);

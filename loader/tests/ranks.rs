@@ -12,13 +12,13 @@ use flashboot_core::{ArenaSpec, ByteSize, Dtype, Kind};
 use flashboot_loader::{
     budget::Budget,
     io::{Engine, Io, IoConfig},
-    pipeline::FillConfig,
+    pipeline::{FillConfig, Proof},
     ranks::{Access, PartialTensor, ReadPlan, StreamConfig, Tensor, TensorStream},
     slab::{SlabConfig, SlabPool},
     source::{CheckpointSource, ImageSource, Load, Source, SourceKind, Wanted},
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 use support::models::{Model, Sizes, gpt_oss, llama, mixtral, qwen3_moe};
 use tempfile::TempDir;
 
