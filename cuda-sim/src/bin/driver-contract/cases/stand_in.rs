@@ -269,7 +269,12 @@ fn register_for_reading(d: &Driver) -> Outcome {
     let mut f = Facts::new();
     f.fact("can", can);
     f.code("plain", gpu.host_register(at, GRANULE, HOST_PORTABLE));
-    f.code("for-reading", gpu.host_register(at, GRANULE, HOST_PORTABLE | HOST_READ_ONLY));
+    let registered = gpu.host_register(at, GRANULE, HOST_PORTABLE | HOST_READ_ONLY);
+    f.code("for-reading", registered);
+    if registered != 0 {
+        // Ordinary memory: what is copied to it is written, which is not allowed.
+        return f.done();
+    }
     f.code("h2d", gpu.copy_htod(memory.at, at.cast_const(), GRANULE, ptr::null_mut()));
     f.code("sync", gpu.stream_synchronize(ptr::null_mut()));
     f.fact("byte", gpu.peek(memory.at));
