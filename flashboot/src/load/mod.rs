@@ -232,7 +232,7 @@ struct Named {
 
 /// What lies where: known, or being read while the load is under way.
 enum Lies {
-    Known(Contents),
+    Known(Box<Contents>),
     Later(early::Reading),
 }
 
@@ -341,7 +341,7 @@ fn sources(
         }
         made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer, runtime.clone())))));
     }
-    let contents = reading.map(Lies::Later).or(contents.map(Lies::Known));
+    let contents = reading.map(Lies::Later).or(contents.map(|contents| Lies::Known(Box::new(contents))));
     let (Some(wanted), Some(contents)) = (wanted, contents) else {
         return Err(Error::new(
             Kind::Invalid,
@@ -399,7 +399,7 @@ fn run(
     let done = progress.watch(&load, || load.run(&sources));
     // What is wrong with the image is the reason of whatever came of it.
     let contents = match contents {
-        Lies::Known(contents) => contents,
+        Lies::Known(contents) => *contents,
         Lies::Later(reading) => reading.end()?,
     };
     let (arena, mut done) = done?;
