@@ -93,7 +93,7 @@ impl Ctx {
         for _ in 0..50 {
             tokio::time::sleep(Duration::from_millis(20)).await;
             let now = self.fixture.resources();
-            if now.descriptors >= last.descriptors && now.mappings >= last.mappings {
+            if last.is_within(&now) {
                 return;
             }
             last = now;
@@ -106,9 +106,7 @@ impl Ctx {
         let began = tokio::time::Instant::now();
         loop {
             let now = self.fixture.resources();
-            if now.descriptors <= before.descriptors && now.mappings <= before.mappings
-                || began.elapsed() > SETUP
-            {
+            if now.is_within(&before) || began.elapsed() > SETUP {
                 return now;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -22,6 +22,14 @@ pub struct Resources {
     pub mappings: usize,
 }
 
+impl Resources {
+    /// Whether no more is held than `before`. Less may be: what was counted then may have been on its way out.
+    #[must_use]
+    pub fn is_within(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors && self.mappings <= before.mappings
+    }
+}
+
 /// How an attempt to write through an import ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteAttempt {

@@ -10,7 +10,7 @@
 //! bench cannot call its own figure good enough. Other fields, no rows and empty texts are refused. Figures
 //! vary with the machine and its neighbours: a short one is written down as short and fails nothing.
 
-use crate::{shell, workspace::Workspace};
+use crate::{built::Built, shell, workspace::Workspace};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use std::{fmt::Write as _, fs, process::Command, thread};
@@ -62,13 +62,18 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
             .any(|t| t.is_example() && t.name == example)
     };
     let mut ran = Vec::new();
+    let there = BENCHES.iter().filter(|(package, example)| exists(package, example));
+    let targets: Vec<_> =
+        there.map(|(package, example)| format!("-p {package} --example {example}")).collect();
+    let built = Built::by(workspace, &format!("build --release {}", targets.join(" ")))?;
     for (package, example) in BENCHES {
         if !exists(package, example) {
             println!("ignored: {package} has no example {example} yet");
             continue;
         }
         let words = format!("run --release -p {package} --example {example}");
-        let output = shell::stdout_of(&mut workspace.cargo(&words))?;
+        let mut bench = built.command((package, "example", example))?;
+        let output = shell::stdout_of(bench.current_dir(workspace.root()))?;
         let report = parse(&output).with_context(|| format!("the last line of `cargo {words}`"))?;
         ran.push(Ran { command: format!("cargo {words}"), report });
     }

@@ -6,6 +6,7 @@
 
 mod arrows;
 mod bench;
+mod built;
 mod dependencies;
 mod fix;
 mod hygiene;

@@ -3,6 +3,9 @@
 use anyhow::Result;
 use std::{
     fmt::Write as _,
+    panic::resume_unwind,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -29,9 +32,33 @@ struct Stage {
 impl Stages {
     /// Runs one stage, says its verdict on a line, and gives whether it passed. An error is its failure.
     pub(crate) fn run(&mut self, name: &str, body: impl FnOnce() -> Result<Outcome>) -> bool {
-        let start = Instant::now();
-        let end = body().map_err(|e| format!("{e:#}"));
-        self.note(Stage { name: name.into(), end, took: start.elapsed() })
+        self.note(Stage::of(name, body))
+    }
+
+    /// Runs stages that do not disturb each other, as many at once as there are cores; says the verdicts at the end,
+    /// in the order of `names`.
+    pub(crate) fn run_together(&mut self, names: &[String], body: impl Fn(&str) -> Result<Outcome> + Sync) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut ended = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(name) = names.get(number) else { return ended };
+                ended.push((number, Stage::of(name, || body(name))));
+            }
+        };
+        let mut ended: Vec<_> = thread::scope(|scope| {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+            workers
+                .into_iter()
+                .flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        });
+        ended.sort_by_key(|(number, _)| *number);
+        for (_, stage) in ended {
+            self.note(stage);
+        }
     }
 
     fn note(&mut self, stage: Stage) -> bool {
@@ -74,6 +101,12 @@ impl Stages {
 }
 
 impl Stage {
+    fn of(name: &str, body: impl FnOnce() -> Result<Outcome>) -> Self {
+        let start = Instant::now();
+        let end = body().map_err(|e| format!("{e:#}"));
+        Self { name: name.into(), end, took: start.elapsed() }
+    }
+
     fn row(&self) -> String {
         let (verdict, reason) = match &self.end {
             Ok(Outcome::Passed) => ("passed", String::new()),
@@ -87,6 +120,24 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stages_that_run_together_are_told_in_their_order_each_with_its_own_verdict() {
+        let names: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+        let mut stages = Stages::default();
+        stages.run_together(&names, |name| match name {
+            "s7" => anyhow::bail!("broken"),
+            _ => Ok(Outcome::Passed),
+        });
+        let summary = stages.summary();
+        let told: Vec<_> = summary.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+        assert_eq!(
+            told.get(..20),
+            Some(&names[..]).map(|names| names.iter().map(String::as_str).collect::<Vec<_>>()).as_deref()
+        );
+        assert!(summary.contains("s7                           FAILED\n            broken\n"), "{summary}");
+        assert_eq!(summary.lines().last(), Some("19 passed, 1 failed, 0 skipped"));
+    }
 
     #[test]
     fn what_cannot_run_is_shown_as_skipped_with_its_reason_and_never_counted_as_passed() {

@@ -6,7 +6,7 @@
 
 pub(crate) mod cache;
 mod debian;
-mod etcd;
+pub(crate) mod etcd;
 mod fuzz;
 mod ignored;
 pub(crate) mod python;
@@ -14,13 +14,17 @@ mod stand_in;
 mod wheel;
 
 use crate::{
+    built::Built,
     ptx, rdma_vm, shell,
     stage::{Outcome, Stages},
     verify,
     workspace::Workspace,
 };
 use anyhow::{Context as _, Result, bail};
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 const MODELS: &str = "reference models";
 const SHARDS: &str = "reference shards";
@@ -50,6 +54,7 @@ pub(crate) struct Args {
 /// Runs every stage; gives whether nothing failed.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let mut stages = Stages::default();
+    let has_etcd = etcd::bring(&mut stages);
     for check in &verify::CHECKS {
         stages.run(check.name, || (check.run)(workspace));
     }
@@ -75,10 +80,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         (ENGINES_VARIABLE, engines),
         (S3_VARIABLE, s3),
     ];
-    run_tests(workspace, &folders, args.bless_ignored, &mut stages);
-    etcd::run(workspace, &mut stages);
-    stages.run(stand_in::STAGE, || stand_in::run(workspace));
-    stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace));
+    let said = run_tests(workspace, &folders, args.bless_ignored, &mut stages);
+    if has_etcd {
+        stages.run("etcd", || etcd::ran(&said));
+    }
+    let tests = Built::by(workspace, &format!("{} --no-run", test_words()))?;
+    stages.run(stand_in::STAGE, || stand_in::run(&tests));
+    stages.run(rdma_vm::STAGE, || rdma_vm::stage(workspace, &tests));
     stages.run(wheel::STAGE, || wheel::run(workspace, needed(python.as_deref())?));
     stages.run("loom", || run_loom(workspace));
     run_fuzz(workspace, &mut stages);
@@ -119,12 +127,22 @@ fn prepare(stage: &str, stages: &mut Stages, make: impl FnOnce() -> Result<PathB
     folder
 }
 
-/// `cargo test`, then what it said about ignored cases.
-fn run_tests(workspace: &Workspace, folders: &[(&str, Option<PathBuf>)], bless: bool, stages: &mut Stages) {
+/// The workspace's tests, as cargo's arguments.
+fn test_words() -> String {
+    format!("test --workspace {}", etcd::feature())
+}
+
+/// `cargo test`, then what it said about ignored cases. Gives what it said.
+fn run_tests(
+    workspace: &Workspace,
+    folders: &[(&str, Option<PathBuf>)],
+    bless: bool,
+    stages: &mut Stages,
+) -> String {
     let mut output = String::new();
     let mut complete = false;
     stages.run("cargo test", || {
-        let mut test = workspace.cargo("test --workspace --no-fail-fast");
+        let mut test = workspace.cargo(&format!("{} --no-fail-fast", test_words()));
         for (variable, folder) in folders {
             match folder {
                 Some(folder) => test.env(variable, folder),
@@ -154,6 +172,7 @@ fn run_tests(workspace: &Workspace, folders: &[(&str, Option<PathBuf>)], bless: 
         ignored::compare(workspace, &cases, bless)?;
         Ok(Outcome::Passed)
     });
+    output
 }
 
 /// The control block's protocol under every interleaving.
@@ -177,15 +196,16 @@ fn run_fuzz(workspace: &Workspace, stages: &mut Stages) {
         Ok(Outcome::Passed)
     });
     let Some(built) = built else { return };
-    for target in &built.targets {
-        stages.run(&format!("fuzz: {target}"), || {
-            fuzz::run(workspace, &built, target)?;
-            Ok(Outcome::Passed)
-        });
-    }
+    let names: Vec<String> = built.targets.iter().map(|target| format!("fuzz: {target}")).collect();
+    stages.run_together(&names, |name| {
+        fuzz::run(workspace, &built, name.trim_start_matches("fuzz: "))?;
+        Ok(Outcome::Passed)
+    });
 }
 
-/// A seed and its clones on this host, as the README shows it.
+/// A seed and its clones on this host, as the README shows it; of the release build that the virtual machine's programs are
+/// part of.
 fn run_demo(workspace: &Workspace) -> Result<()> {
-    shell::run(&mut workspace.cargo("run --quiet --release -p flashboot-cli -- demo"))
+    let built = rdma_vm::release(workspace)?;
+    shell::run(Command::new(built.file(rdma_vm::CLI)?).arg("demo").current_dir(workspace.root()))
 }

@@ -4,6 +4,7 @@
 use crate::{
     arrows, dependencies, hygiene, shell,
     stage::{Outcome, Stages},
+    test::etcd,
     workspace::Workspace,
 };
 use anyhow::{Result, bail};
@@ -52,12 +53,13 @@ fn check_fmt(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn check_clippy(workspace: &Workspace) -> Result<Outcome> {
-    shell::quiet(&mut workspace.cargo("clippy --quiet --workspace --all-targets -- -D warnings"))?;
+    let words = format!("clippy --quiet --workspace --all-targets {} -- -D warnings", etcd::feature());
+    shell::quiet(&mut workspace.cargo(&words))?;
     Ok(Outcome::Passed)
 }
 
 fn check_doc(workspace: &Workspace) -> Result<Outcome> {
-    let mut doc = workspace.cargo("doc --quiet --workspace --no-deps");
+    let mut doc = workspace.cargo(&format!("doc --quiet --workspace --no-deps {}", etcd::feature()));
     shell::quiet(doc.env("RUSTDOCFLAGS", "-D warnings"))?;
     Ok(Outcome::Passed)
 }

@@ -63,7 +63,9 @@ async fn leaks(ctx: Ctx) {
         }
     }
     ctx.barrier("read").await;
-    assert_eq!(ctx.settled_to(before).await, before, "after 50 readers");
+    let after = ctx.settled_to(before).await;
+    // Each of so many would have left one at least: a count that was still falling hides none.
+    assert!(after.is_within(&before), "after 50 readers: {after:?}, before them {before:?}");
     ctx.barrier("done").await;
 }
 
@@ -75,5 +77,9 @@ async fn exporter_leaks(ctx: Ctx) {
     for round in 1..30 {
         drop(ctx.fresh_member(&geometry, round).await);
     }
-    assert_eq!(ctx.settled_to(before).await, before, "after 30 arenas exported and dropped");
+    let after = ctx.settled_to(before).await;
+    assert!(
+        after.is_within(&before),
+        "after 30 arenas exported and dropped: {after:?}, before them {before:?}"
+    );
 }

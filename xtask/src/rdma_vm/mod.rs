@@ -11,9 +11,16 @@ pub(crate) mod packages;
 mod plan;
 mod report;
 
-use crate::{shell, stage::Outcome, workspace::Workspace};
+use crate::{
+    built::{Built, Target},
+    shell,
+    stage::Outcome,
+    workspace::Workspace,
+};
 use anyhow::{Result, bail};
 use std::{fs, time::Duration};
+
+pub(crate) use plan::{CLI, release};
 
 pub(crate) const STAGE: &str = "rdma in a virtual machine";
 /// The whole machine's time.
@@ -49,6 +56,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         programs.extend(plan::tests().into_iter().map(plan::Program::idle));
     }
     programs.extend(args.command.iter().map(|command| plan::Program::own(command)));
+    compare_layouts(&Built::by(workspace, "test --no-run -p flashboot-backend-rdma --lib")?)?;
     let log = boot(workspace, &programs)?;
     if args.console {
         println!("{log}");
@@ -61,11 +69,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     Ok(report::failures(&programs, &parts).is_empty())
 }
 
-/// The stage of `cargo xtask test`.
-pub(crate) fn stage(workspace: &Workspace) -> Result<Outcome> {
+/// The stage of `cargo xtask test`; `tests` are its debug builds.
+pub(crate) fn stage(workspace: &Workspace, tests: &Built) -> Result<Outcome> {
     if let Some(reason) = packages::missing() {
         return Ok(Outcome::Skipped(reason));
     }
+    compare_layouts(tests)?;
     let programs = plan::tests();
     let log = boot(workspace, &programs)?;
     let parts = report::parts(&log);
@@ -80,9 +89,8 @@ pub(crate) fn stage(workspace: &Workspace) -> Result<Outcome> {
 /// Builds what the programs need, boots, and gives the console of a machine that ended by itself.
 fn boot(workspace: &Workspace, programs: &[plan::Program]) -> Result<String> {
     let packages = packages::fetch()?;
-    compare_layouts(workspace, &packages)?;
     let folder = tempfile::tempdir()?;
-    let binaries = plan::build(workspace, programs)?;
+    let binaries = plan::binaries(workspace, programs)?;
     let image = folder.path().join("initramfs");
     fs::write(&image, image::build(&packages, programs, &binaries)?)?;
     let ran = machine::run(&packages, &image, &folder.path().join("console"), LIMIT)?;
@@ -93,9 +101,12 @@ fn boot(workspace: &Workspace, programs: &[plan::Program]) -> Result<String> {
 }
 
 /// Our structures against the headers, by this machine's C compiler.
-fn compare_layouts(workspace: &Workspace, packages: &packages::Packages) -> Result<()> {
-    let mut test = workspace.cargo("test --quiet -p flashboot-backend-rdma --lib -- --ignored headers_say");
-    let said = shell::quiet(test.env("FLASHBOOT_CONFORMANCE_HEADERS", packages.headers()))?;
+fn compare_layouts(tests: &Built) -> Result<()> {
+    const CASES: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma");
+    let mut test = tests.command(CASES)?;
+    test.args(["--ignored", "headers_say"])
+        .env("FLASHBOOT_CONFORMANCE_HEADERS", packages::fetch()?.headers());
+    let said = shell::quiet(&mut test)?;
     if !said.contains("1 passed") {
         bail!("the layouts were not compared:\n{said}");
     }

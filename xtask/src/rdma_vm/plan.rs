@@ -1,14 +1,16 @@
 //! Which programs run in the guest, and what is built for them.
 
-use crate::{shell, workspace::Workspace};
-use anyhow::{Context as _, Result, bail};
-use cargo_metadata::Message;
+use crate::{
+    built::{Built, Target},
+    shell,
+    workspace::Workspace,
+};
+use anyhow::Result;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt::Write as _,
-    io::BufReader,
-    path::PathBuf,
-    process::{Command, Stdio},
+    path::{Path, PathBuf},
+    process::Command,
 };
 
 /// One line of the guest's work.
@@ -23,8 +25,6 @@ pub(crate) struct Program {
     /// The test or example target it executes: package, kind, name. It lies in the guest's path under its name.
     target: Option<Target>,
 }
-
-type Target = (&'static str, &'static str, &'static str);
 
 impl Program {
     fn new(name: &str, limit: u32, target: Target, command: &str) -> Self {
@@ -45,7 +45,7 @@ impl Program {
 const CONFORMANCE: Target = ("flashboot-backend-rdma", "test", "conformance");
 const PROVIDER: Target = ("flashboot-backend-rdma", "test", "provider");
 const VERBS: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma");
-const CLI: Target = ("flashboot-cli", "bin", "flashboot");
+pub(crate) const CLI: Target = ("flashboot-cli", "bin", "flashboot");
 const WIRES: Target = ("flashboot-backend-tcp", "test", "namespaces");
 const MIXED: Target = ("flashboot", "test", "mixed_chain");
 
@@ -96,62 +96,30 @@ pub(crate) fn lines(programs: &[Program]) -> String {
     text
 }
 
-/// Of which a program's target may be. All are named at every build: what they share is compiled once then, with one set of
-/// features, whichever programs are asked for.
-const PACKAGES: [&str; 4] = ["flashboot", "flashboot-backend-rdma", "flashboot-backend-tcp", "flashboot-cli"];
-
-/// Builds the targets of `programs` and gives their executables, stripped where `strip` is at hand: what the guest's
-/// memory holds twice should be small.
-pub(crate) fn build(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(String, PathBuf)>> {
-    let targets: BTreeSet<Target> = programs.iter().filter_map(|program| program.target).collect();
-    let (libraries, others): (Vec<&Target>, Vec<&Target>) =
-        targets.iter().partition(|(_, kind, _)| *kind == "lib");
-    let mut built = BTreeMap::new();
-    if !others.is_empty() {
-        let flags: Vec<String> = others.iter().map(|(_, kind, name)| format!(" --{kind} {name}")).collect();
-        executables(workspace, &format!("build{}", flags.concat()), &mut built)?;
-    }
-    if !libraries.is_empty() {
-        executables(workspace, "test --no-run --lib", &mut built)?;
-    }
-    let executable = |(package, kind, name): &Target| {
-        let file = built.get(&((*package).to_owned(), (*name).to_owned()));
-        let file = file.with_context(|| format!("{package} has no {kind} {name}"))?;
-        Ok(((*name).to_owned(), stripped(file.clone())))
-    };
-    targets.iter().map(executable).collect()
-}
-
-/// Runs cargo over all packages, and notes each executable by its package and target.
-fn executables(
-    workspace: &Workspace,
-    words: &str,
-    built: &mut BTreeMap<(String, String), PathBuf>,
-) -> Result<()> {
-    let packages = workspace.metadata()?.packages;
+/// The release build of what may run in the guest, and of the tool, which is what the README's first command builds. All
+/// packages are named each time: what they share is compiled once then, with one set of features, whichever programs are
+/// asked for.
+pub(crate) fn release(workspace: &Workspace) -> Result<Built> {
     // An emulated processor is some twenty times slower: what is not optimised misses the suite's deadlines there.
-    let mut cargo = workspace.cargo(words);
-    cargo.args(["--profile", "guest", "--quiet", "--message-format=json-render-diagnostics"]);
-    cargo.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
-    let mut child =
-        cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| shell::line(&cargo))?;
-    let stream = BufReader::new(child.stdout.take().context("cargo's messages")?);
-    for message in Message::parse_stream(stream) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
-        let package = packages.iter().find(|package| package.id == artifact.package_id);
-        if let (Some(package), Some(executable)) = (package, artifact.executable) {
-            let key = (package.name.to_string(), artifact.target.name);
-            built.insert(key, executable.into_std_path_buf());
-        }
-    }
-    if !child.wait()?.success() {
-        bail!("{} failed", shell::line(&cargo));
-    }
-    Ok(())
+    let mut built = Built::by(
+        workspace,
+        "build --release -p flashboot -p flashboot-backend-rdma -p flashboot-backend-tcp -p flashboot-cli \
+         --bin flashboot --test conformance --test provider --test namespaces --test mixed_chain --example bench_read",
+    )?;
+    // The same features as the four have, and no other library's tests.
+    built.and(workspace, "test --release --no-run --lib -p flashboot-backend-rdma -p flashboot-cli")?;
+    Ok(built)
 }
 
-fn stripped(file: PathBuf) -> PathBuf {
+/// The executables of `programs`, stripped where `strip` is at hand: what the guest's memory holds twice should be small.
+pub(crate) fn binaries(workspace: &Workspace, programs: &[Program]) -> Result<Vec<(String, PathBuf)>> {
+    let built = release(workspace)?;
+    let targets: BTreeSet<Target> = programs.iter().filter_map(|program| program.target).collect();
+    targets.iter().map(|target| Ok((target.2.to_owned(), stripped(built.file(*target)?)))).collect()
+}
+
+fn stripped(file: &Path) -> PathBuf {
     let small = file.with_extension("stripped");
-    let done = shell::succeeds(Command::new("strip").arg("-o").arg(&small).arg(&file));
-    if done { small } else { file }
+    let done = shell::succeeds(Command::new("strip").arg("-o").arg(&small).arg(file));
+    if done { small } else { file.to_path_buf() }
 }

@@ -1,8 +1,12 @@
 //! The conformance suite of the GPU transports, on the stand-in driver: a simulated host of two GPUs with an IMEX
 //! channel, for as long as the stage runs. Here absence is a failure.
 
-use crate::{shell, stage::Outcome, workspace::Workspace};
-use anyhow::{Context as _, Result, bail};
+use crate::{
+    built::{Built, Target},
+    shell,
+    stage::Outcome,
+};
+use anyhow::{Result, bail};
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -12,42 +16,33 @@ use std::{
 
 pub(crate) const STAGE: &str = "conformance on the stand-in";
 
-/// Package and test target, and what `FLASHBOOT_REQUIRE` calls the transport.
-const SUITES: [(&str, &str, &str); 3] = [
-    ("flashboot-backend-ipc", "conformance_cuda", "ipc-cuda"),
-    ("flashboot-backend-imex", "conformance", "imex"),
-    ("flashboot-backend-tcp", "conformance_cuda", "tcp-cuda"),
+/// The targets, and what `FLASHBOOT_REQUIRE` calls their transports.
+const SUITES: [(Target, &str); 3] = [
+    (("flashboot-backend-ipc", "test", "conformance_cuda"), "ipc-cuda"),
+    (("flashboot-backend-imex", "test", "conformance"), "imex"),
+    (("flashboot-backend-tcp", "test", "conformance_cuda"), "tcp-cuda"),
 ];
 
 /// What rdma does with a GPU's memory, as far as a stand-in for both driver and card shows it: what the cases' names have
 /// in common, and how many there are.
+const RDMA: Target = ("flashboot-backend-rdma", "lib", "flashboot_backend_rdma");
 const REGISTERED: (&str, usize) = ("regions::tests::gpu_memory", 5);
+const LIBRARY: &str = "libflashboot_cuda_sim.so";
 
-pub(crate) fn run(workspace: &Workspace) -> Result<Outcome> {
-    shell::quiet(&mut workspace.cargo("build --quiet -p flashboot-cuda-sim --lib"))?;
+pub(super) fn run(tests: &Built) -> Result<Outcome> {
     let host = tempfile::tempdir()?;
-    let library = library(workspace)?;
-    let state = prepare(host.path(), &library)?;
-    for (package, target, name) in SUITES {
-        let mut suite = workspace.cargo(&format!("test --quiet -p {package} --test {target}"));
+    let state = prepare(host.path(), tests.library(LIBRARY)?)?;
+    for (target, name) in SUITES {
+        let mut suite = tests.command(target)?;
         shell::quiet(on_host(&mut suite, host.path(), &state).env("FLASHBOOT_REQUIRE", name))?;
     }
     let (name, count) = REGISTERED;
-    let mut cases =
-        workspace.cargo(&format!("test --quiet -p flashboot-backend-rdma --lib -- --ignored {name}"));
-    let said = shell::quiet(on_host(&mut cases, host.path(), &state))?;
+    let mut cases = tests.command(RDMA)?;
+    let said = shell::quiet(on_host(cases.args(["--ignored", name]), host.path(), &state))?;
     if !said.contains(&format!(" {count} passed")) {
         bail!("not all {count} cases of {name} ran:\n{said}");
     }
     Ok(Outcome::Passed)
-}
-
-/// Where cargo has put it.
-fn library(workspace: &Workspace) -> Result<PathBuf> {
-    let target = workspace.metadata()?.target_directory;
-    let library = target.join("debug/libflashboot_cuda_sim.so").into_std_path_buf();
-    fs::metadata(&library).with_context(|| library.display().to_string())?;
-    Ok(library)
 }
 
 /// The folder's content: the driver under the name that is looked for, and the host's state.
