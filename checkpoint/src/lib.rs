@@ -50,9 +50,9 @@ pub use experts::place;
 pub use gather::Gather;
 pub use header::Header;
 pub use image::{
-    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageTensor, ImageView, Kernel, LayoutInfo,
-    Manifest, Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment, SourceFile, Stage,
-    World, is_image,
+    Coordinate, Engine, FORMAT_VERSION, Fingerprint, Image, ImageHead, ImageTensor, ImageView, Kernel,
+    LayoutInfo, Manifest, Metadata, Mismatch, ModelPart, RankEntry, RankImage, RankTable, Segment,
+    SourceFile, Stage, World, is_image,
 };
 pub use index::Index;
 pub use inspect::{InspectedFile, InspectedKind, Inspection, Opened, inspect};

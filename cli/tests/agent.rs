@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests panic where they fail")]
 
 mod common;
+#[path = "../../loader/tests/objects/mod.rs"]
+mod objects;
 
 use common::{
     MIB, Place,
@@ -19,6 +21,7 @@ use std::{
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -282,6 +285,38 @@ impl SpawnReady for Command {
 }
 
 #[test]
+fn what_lies_among_objects_is_staged_from_there_and_asked_for_as_often_as_is_allowed() {
+    let node = Node::started(false, &["--limit", "1GiB"]);
+    let server = objects::Server::start(&node.image);
+    let stage = ["stage", "--object", &server.url];
+    // One attempt, and a store that has no time for it: nothing is kept.
+    server.faults.busy.store(u32::MAX, Ordering::Relaxed);
+    let mut once = node.command(&stage);
+    let refused = once.env("FLASHBOOT_LOAD__ATTEMPTS", "1").output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    assert!(object(&refused)["error"]["message"].as_str().unwrap().contains("target-0-0-0-0.img"));
+    assert_eq!(node.entries(), Vec::<Value>::new());
+    assert_eq!(server.faults.asked.lock().unwrap().values().max(), Some(&1));
+    // A store that is busy for a while.
+    server.faults.busy.store(2, Ordering::Relaxed);
+    let entry = node.ok(&stage);
+    assert_eq!((&entry["state"], &entry["held"]), (&"ready".into(), &false.into()), "{entry}");
+    assert_eq!(source(&node.load(&[])), "staged");
+    node.ok(&["evict", "--all"]);
+    // What is not the image's is not kept, wherever it came from.
+    server.faults.flipped.store(true, Ordering::Relaxed);
+    let (code, refused) = node.run(&stage);
+    assert_eq!((code, &refused["error"]["kind"]), (3, &"corrupt".into()), "{refused}");
+    assert_eq!(node.entries(), Vec::<Value>::new());
+    server.faults.flipped.store(false, Ordering::Relaxed);
+    let held = node.ok(&["hold", "--object", &server.url]);
+    assert_eq!(held["held"], true);
+    assert_eq!(source(&node.load(&[])), "held");
+    let (code, _) = node.run(&["stage"]);
+    assert_eq!(code, 2, "nothing was named");
+}
+
+#[test]
 fn what_it_keeps_is_shown_by_http() {
     let at = free();
     let node = Node::started(false, &["--limit", "1GiB", "--http", &at]);
@@ -320,9 +355,21 @@ fn what_is_staged_is_pushed_into_a_gpu_by_the_agent_or_copied_by_the_engine() {
         assert!(report["phases_ms"]["verify"].as_f64().unwrap() > 0.0, "and verifies by itself: {report}");
     }
     assert_eq!(node.ok(&["ls"])["pinned"], node.payload().len());
+    // The engine copies by itself: out of the agent's memory, which it pins for that and unpins afterwards.
     let report = node.load(&["--device", "cuda:0", "--no-push"]);
-    assert_eq!(source(&report), "staged");
+    assert_eq!((source(&report), &report["peak_host_bytes"]), ("staged", &0.into()), "{report}");
+    for phase in ["pin", "h2d", "verify", "unpin"] {
+        assert!(report["phases_ms"][phase].as_f64().unwrap() > 0.0, "{phase}: {report}");
+    }
+    // Where the driver pins no memory that may only be read: through windows of its own, and the reason is said.
+    let mut windows = node.command(&["load", text(&node.image), "--device", "cuda:0", "--no-push"]);
+    let output = windows.env("FLASHBOOT_CUDA_SIM_NO_READ_ONLY_REGISTER", "1").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let report = object(&output);
+    assert_eq!((source(&report), &report["verified"]), ("staged", &true.into()), "{report}");
     assert!(report["peak_host_bytes"].as_u64().unwrap() > 0, "{report}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(log.contains("registers no memory that may only be read"), "{log}");
     assert_eq!(node.ok(&["evict", "--all"])["evicted"].as_array().unwrap().len(), 1);
     assert_eq!(node.ok(&["ls"])["pinned"], 0);
     assert_eq!(source(&node.load(&["--device", "cuda:0"])), "image");
@@ -360,7 +407,7 @@ fn an_agent_that_cannot_pin_is_no_reason_to_read_the_disk() {
     node.ok(&["stage", text(&node.image)]);
     let report = node.load(&["--device", "cuda:0"]);
     assert_eq!((source(&report), &report["bytes_read"]), ("staged", &0.into()), "{report}");
-    assert!(report["peak_host_bytes"].as_u64().unwrap() > 0, "the engine copies by itself: {report}");
+    assert!(report["phases_ms"]["unpin"].as_f64().unwrap() > 0.0, "the engine copies by itself: {report}");
     // Nor is it one not to hold.
     node.ok(&["hold", text(&node.image), "--device", "cuda:1"]);
     assert_eq!(source(&node.load(&["--device", "cuda:1"])), "held");

@@ -54,6 +54,7 @@ pub(crate) const DMA_BUF_FD: c_uint = 1;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_PORTABLE: c_uint = 1;
+pub(crate) const HOST_READ_ONLY: c_uint = 8;
 
 /// `CUdevice_attribute`, the ones in use.
 pub(crate) mod attribute {
@@ -75,6 +76,7 @@ pub(crate) mod attribute {
     pub(crate) const NIC_WRITES_ORDERING: c_uint = 118;
     pub(crate) const DMA_BUF: c_uint = 124;
     pub(crate) const FABRIC: c_uint = 128;
+    pub(crate) const READ_ONLY_HOST_REGISTER: c_uint = 113;
 }
 
 macro_rules! codes {

@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) driver_version: i32,
     /// Modules cannot be loaded (`NO_KERNEL`).
     pub(crate) no_kernel: bool,
+    /// Memory that the program may only read cannot be registered (`NO_READ_ONLY_REGISTER`).
+    pub(crate) no_read_only_register: bool,
     /// Devices are MIG instances (`MIG`).
     pub(crate) mig: bool,
     /// `FAULTS`.
@@ -84,6 +86,7 @@ impl Config {
             late_us: number("LATE_US", 500),
             driver_version: number("DRIVER_VERSION", 13_000),
             no_kernel: variable("NO_KERNEL").is_some(),
+            no_read_only_register: variable("NO_READ_ONLY_REGISTER").is_some(),
             mig: variable("MIG").is_some(),
             faults: faults.split(',').filter(|one| !one.is_empty()).map(Fault::parse).collect(),
         }

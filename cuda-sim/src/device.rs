@@ -15,6 +15,7 @@ pub(crate) struct Device {
     pub(crate) uuid: [u8; 16],
     pub(crate) name: String,
     pub(crate) pci: String,
+    read_only_register: bool,
 }
 
 /// `GPU-…`, as `nvidia-smi -L` writes it.
@@ -59,6 +60,7 @@ fn device(host: &Host, config: &Config, physical: usize) -> Device {
         uuid: host.uuid(physical),
         name: format!("flashboot cuda-sim{slice}"),
         pci: format!("0000:{:02x}:00.0", 0x17 + physical),
+        read_only_register: !config.no_read_only_register,
     }
 }
 
@@ -81,6 +83,7 @@ impl Device {
             | attribute::UNIFIED_ADDRESSING => 1,
             // The strictest there is, so that readers must flush. By the documentation: never asked of hardware.
             attribute::NIC_WRITES_ORDERING => 0,
+            attribute::READ_ONLY_HOST_REGISTER => c_int::from(self.read_only_register),
             attribute::COMPUTE_MINOR => 0,
             // Row `device-attribute-unknown`; a known one that flashboot never asked for is refused too.
             _ => return Err(code::INVALID_VALUE),

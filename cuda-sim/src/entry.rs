@@ -1,7 +1,7 @@
 //! The driver's functions, as the loader finds them.
 
 use crate::{
-    abi::{AccessDesc, AllocationProp, FABRIC, POSIX_FD, code},
+    abi::{AccessDesc, AllocationProp, FABRIC, HOST_READ_ONLY, POSIX_FD, code},
     config::Config,
     context,
     kernel::{Arguments, Geometry, check_geometry},
@@ -328,7 +328,7 @@ entries! {
             let mut state = world.state();
             let (to, touches) = state.vmm.resolve(to, size, context, true)?;
             let mut touches = Vec::from(touches);
-            let action = match state.pins.classify(from.expose_provenance(), size)? {
+            let action = match state.pins.classify(from.expose_provenance(), size, false)? {
                 HostRange::Pinned(from, touch) => {
                     touches.push(touch);
                     Action::Copy { from, to, size }
@@ -364,6 +364,9 @@ entries! {
     fn host_register = "cuMemHostRegister_v2"(at: *mut c_void, size: usize, flags: c_uint)
         |world, at, size, flags| {
             let context = world.current()?;
+            if flags & HOST_READ_ONLY != 0 && world.config.no_read_only_register {
+                return Err(code::NOT_SUPPORTED);
+            }
             world.state().pins.register(context, at.expose_provenance(), size, flags)
         };
     fn host_unregister = "cuMemHostUnregister"(at: *mut c_void) |world, at| {
@@ -435,7 +438,7 @@ fn copy_dtoh_async(
     let (from, touches) = state.vmm.resolve(from, size, context, false)?;
     let mut touches = Vec::from(touches);
     let at = to.expose_provenance();
-    let pinned = match state.pins.classify(at, size)? {
+    let pinned = match state.pins.classify(at, size, true)? {
         HostRange::Pinned(_, touch) => {
             touches.push(touch);
             true

@@ -215,7 +215,7 @@ impl State {
         if let Ok((place, touches)) = self.vmm.resolve(at, size, context, write) {
             return Some((place, touches.into()));
         }
-        match self.pins.classify(at as usize, size) {
+        match self.pins.classify(at as usize, size, write) {
             Ok(HostRange::Pinned(place, touch)) => Some((place, vec![touch])),
             _ => None,
         }

@@ -26,6 +26,7 @@
 //! | `…_LATE_US` | longest delay before a piece of work, microseconds | 500 |
 //! | `…_DRIVER_VERSION` | `cuDriverGetVersion` | 13000 |
 //! | `…_NO_KERNEL` | set: no module loads | |
+//! | `…_NO_READ_ONLY_REGISTER` | set: memory that the program may only read is not registered | it is |
 //! | `…_MIG` | set: devices are MIG instances | |
 //! | `…_FAULTS` | faults, separated by commas: `cuMemCreate:2:OUT_OF_MEMORY` (the second call; `*` for every one), `poison:after=100[:CODE]`, `die:device=0:after=100`; `once:` before one: in the first process that it can strike only | |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals and UUIDs | all |

@@ -1,7 +1,7 @@
 //! Host memory that the device may reach by itself: allocated here, or the program's own and registered.
 
 use crate::{
-    abi::code,
+    abi::{HOST_READ_ONLY, code},
     loud,
     work::{Place, Touch},
     world::{State, fresh},
@@ -20,6 +20,8 @@ struct Pin {
     size: usize,
     /// Bytes mapped, for memory allocated here.
     allocated: Option<usize>,
+    /// Registered for the device to read.
+    read_only: bool,
 }
 
 /// What a copy's host side is.
@@ -54,7 +56,7 @@ impl Pins {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { mmap_anonymous(ptr::null_mut(), mapped, access, MapFlags::PRIVATE) };
         let at = at.map_err(|_| code::OUT_OF_MEMORY)?.expose_provenance();
-        self.0.insert(at, Pin { name: fresh(), context, size, allocated: Some(mapped) });
+        self.0.insert(at, Pin { name: fresh(), context, size, allocated: Some(mapped), read_only: false });
         Ok(at)
     }
 
@@ -68,10 +70,12 @@ impl Pins {
             Some(_) => return Err(code::HOST_MEMORY_ALREADY_REGISTERED),
             None => {}
         }
-        if !is_writable(at, size) {
+        // By the documentation: registered so, a mapping that the program may only read will do.
+        let read_only = flags & HOST_READ_ONLY != 0;
+        if !is_mapped(at, size, if read_only { "r" } else { "rw" }) {
             return Err(code::INVALID_VALUE);
         }
-        self.0.insert(at, Pin { name: fresh(), context, size, allocated: None });
+        self.0.insert(at, Pin { name: fresh(), context, size, allocated: None, read_only });
         Ok(())
     }
 
@@ -81,14 +85,16 @@ impl Pins {
     }
 
     /// Rows `copy-within-registration`, `copy-across-registrations`, `copy-beyond-registration`,
-    /// `copy-beyond-allocated`. Stricter than `copy-before-registration`.
-    pub(crate) fn classify(&self, at: usize, size: usize) -> Result<HostRange, u32> {
+    /// `copy-beyond-allocated`. Stricter than `copy-before-registration`. What was registered for the device to read is not
+    /// written by it: by the documentation.
+    pub(crate) fn classify(&self, at: usize, size: usize, write: bool) -> Result<HostRange, u32> {
         // Row `copy-null-host`.
         if at == 0 {
             return Err(code::INVALID_VALUE);
         }
         match self.overlapping(at, size) {
             None => Ok(HostRange::Pageable),
+            Some((_, Pin { read_only: true, .. })) if write => Err(code::INVALID_VALUE),
             Some((start, pin)) if start <= at && at + size <= start + pin.size => {
                 Ok(HostRange::Pinned(Place(at), Touch::Pin(pin.name)))
             }
@@ -142,8 +148,8 @@ impl State {
     }
 }
 
-/// Whether the program may read and write the whole range (rows `register-unmapped`, `register-read-only`).
-fn is_writable(at: usize, size: usize) -> bool {
+/// Whether the program's rights to the whole range begin with `rights` (rows `register-unmapped`, `register-read-only`).
+fn is_mapped(at: usize, size: usize, rights: &str) -> bool {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return false };
     let mut reached = at;
     for line in maps.lines() {
@@ -151,7 +157,7 @@ fn is_writable(at: usize, size: usize) -> bool {
         let Some((start, end)) = range.split_once('-') else { continue };
         let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
         let (start, end) = (number(start), number(end));
-        if start <= reached && reached < end && rest.starts_with("rw") {
+        if start <= reached && reached < end && rest.starts_with(rights) {
             reached = end;
         }
         if reached >= at + size {

@@ -138,3 +138,14 @@ fn a_variable_that_cannot_be_read_is_loud() {
     assert_eq!(Host::new().with("FAULTS", "cuMemCreate:soon:1").answer("init-twice"), "killed by signal 6");
     assert_eq!(Host::new().with("MEM", "much").answer("init-twice"), "killed by signal 6");
 }
+
+/// By the documentation, **never asked of hardware** when this was written.
+#[test]
+fn memory_that_may_only_be_read_is_registered_for_reading_and_not_written() {
+    let said = Host::new().answer("sim-register-for-reading");
+    let wanted = "can=1 plain=INVALID_VALUE for-reading=SUCCESS h2d=SUCCESS sync=SUCCESS byte=5a d2h=INVALID_VALUE \
+                  unregister=SUCCESS";
+    assert_eq!(said, wanted);
+    let said = Host::new().with("NO_READ_ONLY_REGISTER", "1").answer("sim-register-for-reading");
+    assert_eq!(said, "can=0 plain=INVALID_VALUE for-reading=NOT_SUPPORTED");
+}

@@ -21,6 +21,7 @@ mod attribute {
     pub(super) const VIRTUAL_MEMORY_MANAGEMENT: u32 = 102;
     pub(super) const POSIX_FD: u32 = 103;
     pub(super) const GPU_DIRECT_RDMA_WITH_VMM: u32 = 110;
+    pub(super) const READ_ONLY_HOST_REGISTER: u32 = 113;
     pub(super) const NIC_WRITES_ORDERING: u32 = 118;
     pub(super) const DMA_BUF: u32 = 124;
     pub(super) const FABRIC: u32 = 128;
@@ -39,6 +40,8 @@ pub struct Features {
     pub gpu_direct_rdma: bool,
     /// Ranges can be exported as dma-buf.
     pub dma_buf: bool,
+    /// Host memory that this process may only read can be registered, for the device to read.
+    pub read_only_register: bool,
 }
 
 /// One GPU of this process. Cheap to clone.
@@ -118,6 +121,7 @@ impl Device {
                 fabric: can(attribute::FABRIC)?,
                 gpu_direct_rdma: can(attribute::GPU_DIRECT_RDMA_WITH_VMM)?,
                 dma_buf: can(attribute::DMA_BUF)?,
+                read_only_register: can(attribute::READ_ONLY_HOST_REGISTER)?,
             },
         };
         Ok(Self { ops: Arc::clone(ops), ordinal, identity: Arc::new(identity) })

@@ -514,7 +514,7 @@ impl Ops for Fake {
             true
         })
     }
-    unsafe fn host_register(&self, at: *mut u8, size: u64) -> Call<()> {
+    unsafe fn host_register(&self, at: *mut u8, size: u64, _: Access) -> Call<()> {
         assert_ne!(size, 0);
         self.enter("cuMemHostRegister", true)?.registered.insert(at.addr());
         Ok(())

@@ -1,8 +1,8 @@
 //! Host memory that the GPU's copy engines reach: pinned by the driver, or registered where it is.
 
-use crate::Context;
+use crate::{Context, ops::Access};
 use flashboot_core::{Arena as _, ByteRange, Error, Kind, Result};
-use flashboot_memory::HostArena;
+use flashboot_memory::{HostArena, ImportedArena};
 use std::{any::Any, fmt, ptr::NonNull, slice, sync::Arc};
 
 /// Pages allocated and pinned by the driver (`cuMemHostAlloc`, portable). Copies to and from them are truly
@@ -109,6 +109,19 @@ impl Registered {
         segment: usize,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
+        // SAFETY: the caller promises it.
+        unsafe { Self::register(context, at, (len, segment), Access::ReadWrite, keep) }
+    }
+
+    /// # Safety
+    /// As [`new`](Self::new).
+    unsafe fn register(
+        context: &Context,
+        at: NonNull<u8>,
+        (len, segment): (usize, usize),
+        access: Access,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
         let page = rustix::param::page_size();
         if segment == 0 || !segment.is_multiple_of(page) || !at.addr().get().is_multiple_of(page) {
             return Err(Error::new(
@@ -126,7 +139,7 @@ impl Registered {
             context.call(|ops| {
                 // SAFETY: the caller keeps these bytes mapped as long as `keep` lives, which this value holds until
                 // it has unregistered them.
-                unsafe { ops.host_register(from.as_ptr(), size as u64) }
+                unsafe { ops.host_register(from.as_ptr(), size as u64, access) }
             })?;
             registered.segments.push(from);
         }
@@ -139,22 +152,26 @@ impl Registered {
     /// # Errors
     /// [`Kind::Invalid`] past the payload or where `range` begins inside a page, and the driver's.
     pub fn arena(context: &Context, arena: &Arc<HostArena>, range: ByteRange) -> Result<Self> {
-        let payload = arena.payload();
-        let invalid = || {
-            let detail = format!("bytes {range} of a payload of {payload} bytes");
-            Error::new(Kind::Invalid, "cuMemHostRegister", detail)
-        };
-        if range.end > payload || range.start > range.end {
-            return Err(invalid());
-        }
-        let offset = usize::try_from(range.start).map_err(|_| invalid())?;
-        let len = usize::try_from(range.len()).map_err(|_| invalid())?;
-        let at = NonNull::new(arena.base().as_ptr().wrapping_add(offset)).ok_or_else(invalid)?;
-        // A segment of whole pages holds all of it: the arena's mapping has whole pages too.
-        let segment = len.max(1).checked_next_multiple_of(rustix::param::page_size()).ok_or_else(invalid)?;
+        let (at, sizes) = part(arena.base(), arena.payload(), range)?;
         // SAFETY: the bytes are inside the arena's payload, which stays mapped as long as the arena, and that is kept here.
         // The device only reads them.
-        unsafe { Self::new(context, at, len, segment, Arc::<HostArena>::clone(arena)) }
+        unsafe { Self::register(context, at, sizes, Access::ReadWrite, Arc::<HostArena>::clone(arena)) }
+    }
+
+    /// Registers payload bytes `range` of another process's arena, which this one may only read, as one segment: for the
+    /// device to read. Whoever owns the arena can tear what is copied, as through any mapping of it: prove what lands.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where the driver does not register such memory; else as [`arena`](Self::arena).
+    pub fn attached(context: &Context, arena: &Arc<ImportedArena>, range: ByteRange) -> Result<Self> {
+        if !context.device().features().read_only_register {
+            let detail = format!("{} registers no memory that may only be read", context.device().name());
+            return Err(Error::new(Kind::Unavailable, "cuMemHostRegister", detail));
+        }
+        let (at, sizes) = part(arena.base(), arena.payload(), range)?;
+        // SAFETY: the bytes are inside the import's payload, which stays mapped as long as the import, and that is kept
+        // here; the seals keep the file behind it as long as it is. The device only reads them, and is told so.
+        unsafe { Self::register(context, at, sizes, Access::Read, Arc::<ImportedArena>::clone(arena)) }
     }
 
     /// Bytes.
@@ -180,6 +197,23 @@ impl Registered {
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
+}
+
+/// Where `range` of a payload at `base` begins, its length, and the bytes of one registration that holds it.
+fn part(base: NonNull<u8>, payload: u64, range: ByteRange) -> Result<(NonNull<u8>, (usize, usize))> {
+    let invalid = || {
+        let detail = format!("bytes {range} of a payload of {payload} bytes");
+        Error::new(Kind::Invalid, "cuMemHostRegister", detail)
+    };
+    if range.end > payload || range.start > range.end {
+        return Err(invalid());
+    }
+    let offset = usize::try_from(range.start).map_err(|_| invalid())?;
+    let len = usize::try_from(range.len()).map_err(|_| invalid())?;
+    let at = NonNull::new(base.as_ptr().wrapping_add(offset)).ok_or_else(invalid)?;
+    // A segment of whole pages holds all of it: the mapping has whole pages too.
+    let segment = len.max(1).checked_next_multiple_of(rustix::param::page_size()).ok_or_else(invalid)?;
+    Ok((at, (len, segment)))
 }
 
 fn pieces(segment: usize, offset: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {

@@ -46,6 +46,7 @@ const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 const HOST_PORTABLE: u32 = 1;
+const HOST_READ_ONLY: u32 = 8;
 
 /// What to allocate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,7 +169,7 @@ pub(crate) trait Ops: Send + Sync + fmt::Debug {
     unsafe fn host_free(&self, at: *mut u8) -> Call<()>;
     /// # Safety
     /// `size` bytes from `at` stay mapped until they are unregistered.
-    unsafe fn host_register(&self, at: *mut u8, size: u64) -> Call<()>;
+    unsafe fn host_register(&self, at: *mut u8, size: u64, access: Access) -> Call<()>;
     fn host_unregister(&self, at: *mut u8) -> Call<()>;
     fn module_load(&self, image: &CStr) -> Call<Object>;
     fn module_unload(&self, module: Object) -> Call<()>;
@@ -458,8 +459,12 @@ impl Ops for Real {
         cu!(self, host_free, "cuMemFreeHost", at.cast())
     }
 
-    unsafe fn host_register(&self, at: *mut u8, size: u64) -> Call<()> {
-        cu!(self, host_register, "cuMemHostRegister", at.cast(), size as usize, HOST_PORTABLE)
+    unsafe fn host_register(&self, at: *mut u8, size: u64, access: Access) -> Call<()> {
+        let flags = match access {
+            Access::Read => HOST_PORTABLE | HOST_READ_ONLY,
+            Access::ReadWrite => HOST_PORTABLE,
+        };
+        cu!(self, host_register, "cuMemHostRegister", at.cast(), size as usize, flags)
     }
 
     fn host_unregister(&self, at: *mut u8) -> Call<()> {

@@ -181,14 +181,14 @@ impl Default for Agent {
 
 impl Default for Load {
     /// Every kind of source in the order of [`SourceKind::ALL`]; direct reads, by io_uring where there is one; 6 GB in flight, windows of
-    /// 16 MiB; objects in ranges of 8 MiB, four attempts of 30 s each.
+    /// 4 MiB; objects in ranges of 8 MiB, four attempts of 30 s each.
     fn default() -> Self {
         Self {
             sources: SourceKind::ALL.to_vec(),
             engine: ReadEngine::Auto,
             direct: true,
             budget: Budget::DEFAULT,
-            window: ByteSize::mib(16),
+            window: ByteSize::mib(4),
             range: ByteSize::mib(8),
             attempts: 4,
             attempt_timeout: Duration::from_secs(30),

@@ -14,6 +14,9 @@ const GAP: u64 = 64 << 10;
 /// Contiguous bytes from here on are read in place where they lie alike in file and memory.
 const IN_PLACE: u64 = 256 << 10;
 
+/// From here on a call for each part costs less than copying all of them once more.
+const COPIED_ALONE: u64 = 16 << 10;
+
 /// Bytes asked of files by gathers, before they are rounded to pages.
 #[derive(Debug, Default)]
 pub struct Requested {
@@ -111,6 +114,18 @@ fn one(
             }
             return Ok(());
         }
+    }
+    let len = usize::try_from(step.end - step.from).unwrap_or(usize::MAX);
+    if step.parts.iter().all(|part| part.count == 1 && part.run >= COPIED_ALONE)
+        && lane.is_cached(file, step.from, len)
+    {
+        // A copy from the page cache wants no alignment, and a second one in memory costs as much again.
+        for part in &step.parts {
+            let target = into.get_mut(range(into.len(), part.at, part.run)?).unwrap_or_default();
+            counts.paged.fetch_add(part.run, Ordering::Relaxed);
+            lane.read(file, part.from, target, &mut |_, _| Ok(()))?;
+        }
+        return Ok(());
     }
     let start = step.from / page * page;
     let whole = step.end.next_multiple_of(page).min(file.len().next_multiple_of(4096)) - start;

@@ -10,8 +10,8 @@ use flashboot_checkpoint::{Image, Manifest, PackOptions, pack};
 use flashboot_core::{Arena, ArenaSpec, Dtype, Error, Kind, Result};
 use flashboot_loader::{
     agent::{
-        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, Place, ServeConfig, Serving,
-        StagedSource, State, Target, serve,
+        Agent, AgentConfig, Client, ClientConfig, Entry, HeldSource, Key, Order, PROTOCOL_VERSION, Payload,
+        Place, ServeConfig, Serving, StagedSource, State, Target, serve,
     },
     io::{Call, Engine, Io, IoConfig, Ops, System},
     pipeline::FillConfig,
@@ -139,7 +139,7 @@ fn wanted(image: &Image) -> Wanted {
         image: Some(image.id().to_owned()),
         rank: rank.coordinate.to_string(),
         payload: rank.payload_bytes,
-        digests: Some(Arc::new(rank.table.digests().clone())),
+        digests: Arc::new(rank.table.digests().clone()).into(),
     }
 }
 
@@ -152,7 +152,7 @@ fn order(image: &Image) -> Order {
     let rank = &image.ranks()[0];
     Order {
         key: key(image),
-        payload: rank.path.clone(),
+        payload: Payload::File(rank.path.clone()),
         manifest: Manifest::read(image, rank).unwrap(),
         priority: 0,
         hold: None,
@@ -446,7 +446,7 @@ impl Raw {
     }
 
     fn ask(&self, request: &Value, descriptors: &[BorrowedFd<'_>]) {
-        let envelope = json!({ "version": 1, "request": request });
+        let envelope = json!({ "version": PROTOCOL_VERSION, "request": request });
         self.say(&serde_json::to_vec(&envelope).unwrap(), descriptors);
     }
 }
@@ -462,8 +462,11 @@ fn a_client_that_talks_nonsense_is_refused_and_others_are_served() {
         assert_eq!(raw.refused(), "", "it hangs up");
     }
     let raw = Raw::dial(&node);
-    raw.say(&serde_json::to_vec(&json!({ "version": 2, "request": "list" })).unwrap(), &[]);
-    assert!(raw.refused().contains("protocol 2"));
+    raw.say(
+        &serde_json::to_vec(&json!({ "version": PROTOCOL_VERSION + 1, "request": "list" })).unwrap(),
+        &[],
+    );
+    assert!(raw.refused().contains(&format!("protocol {}", PROTOCOL_VERSION + 1)));
     let raw = Raw::dial(&node);
     // It hangs up before it has heard all of it.
     let _ = raw.0.send(&vec![b' '; 2 << 20], &[], 1 << 30, Instant::now() + LIMIT);
@@ -598,7 +601,11 @@ fn what_is_held_can_be_known_by_its_id_alone_and_is_proved_by_it() {
     let image = node.image("m", 1);
     let rank = image.ranks()[0].clone();
     let key = Key { image: image.id().to_owned(), rank: rank.coordinate.to_string(), place: Place::Host };
-    assert_eq!(node.client().manifest(&key.image, &key.rank).unwrap_err().kind(), Kind::Unavailable, "nothing is there");
+    assert_eq!(
+        node.client().manifest(&key.image, &key.rank).unwrap_err().kind(),
+        Kind::Unavailable,
+        "nothing is there"
+    );
     let order = Order {
         key: key.clone(),
         payload: rank.path.clone(),

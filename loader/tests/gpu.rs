@@ -6,13 +6,14 @@ use flashboot_cuda::{Context, CudaArena, CudaArenaConfig, Device};
 use flashboot_loader::{
     budget::Budget,
     io::IoConfig,
-    pipeline::{FillConfig, Filling, Phases, fill, push},
+    pipeline::{FillConfig, Filling, Full, Phases, fill, push},
     slab::SlabPool,
     source::{ImageSource, Load, Source, Wanted},
 };
-use flashboot_memory::{HostArena, HostArenaConfig};
+use flashboot_memory::{Expected, HostArena, HostArenaConfig, ImportedArena};
 use libtest_mimic::{Arguments, Trial};
 use std::{
+    os::fd::AsFd as _,
     path::Path,
     process::{Command, ExitCode},
     sync::Arc,
@@ -56,7 +57,7 @@ fn holds(arena: &dyn Arena, wanted: &[u8]) {
 
 fn load(config: FillConfig) -> Load {
     let wanted =
-        Wanted { image: None, rank: "r".into(), payload: PAYLOAD, digests: Some(Arc::new(digests())) };
+        Wanted { image: None, rank: "r".into(), payload: PAYLOAD, digests: Arc::new(digests()).into() };
     let context = context();
     Load::new(wanted, config, move || Ok(arena(&context)))
 }
@@ -98,26 +99,60 @@ fn a_flipped_bit_is_found_on_the_gpu_and_mended_from_the_next_source() {
     assert!(report.used.last().unwrap().bytes >= BLOCK, "{report:?}");
 }
 
+fn full(arena: &Arc<HostArena>) -> Full {
+    Full::Own(Arc::clone(arena))
+}
+
 fn staged_memory_is_pinned_in_place_and_pushed() {
     let (staged, _) = HostArena::create(spec(), &HostArenaConfig::default()).unwrap();
     staged.copy_in(0, &payload()).unwrap();
     let context = context();
     let filling = Filling::new(arena(&context), Some(Arc::new(digests()))).unwrap();
     let phases = Phases::default();
-    assert_eq!(push(&filling, &staged, &config(1), &phases), Ok(PAYLOAD));
+    assert_eq!(push(&filling, &full(&staged), &config(1), &phases).unwrap().0, PAYLOAD);
     holds(&**filling.arena(), &payload());
     assert!(filling.is_complete() && phases.ms().pin > 0.0 && phases.ms().verify > 0.0);
-    assert_eq!(push(&filling, &staged, &config(1), &phases), Ok(0), "nothing is missing");
+    assert_eq!(push(&filling, &full(&staged), &config(1), &phases).unwrap().0, 0, "nothing is missing");
     // What was staged wrongly is found on the GPU.
     let other = Filling::new(arena(&context), Some(Arc::new(digests()))).unwrap();
     staged.fill(ByteRange::new(BLOCK, BLOCK + 1), payload()[BLOCK as usize] ^ 1).unwrap();
-    assert_eq!(push(&other, &staged, &config(1), &phases).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(push(&other, &full(&staged), &config(1), &phases).unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(other.missing(), [ByteRange::new(BLOCK, 2 * BLOCK)]);
     let short =
         HostArena::create(ArenaSpec { payload: 4096, shards: 1 }, &HostArenaConfig::default()).unwrap().0;
-    assert_eq!(push(&other, &short, &config(1), &phases).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(push(&other, &full(&short), &config(1), &phases).unwrap_err().kind(), Kind::Invalid);
     let host = Filling::new(short.clone(), None).unwrap();
-    assert_eq!(push(&host, &short, &config(1), &phases).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(push(&host, &full(&short), &config(1), &phases).unwrap_err().kind(), Kind::Invalid);
+}
+
+fn memory_of_another_process_is_pinned_for_reading_segment_by_segment_and_unpinned_when_asked() {
+    let (owner, _) = HostArena::create(spec(), &HostArenaConfig::default()).unwrap();
+    owner.copy_in(0, &payload()).unwrap();
+    let expected = Expected { payload: PAYLOAD, capacity: owner.capacity(), shards: 1 };
+    let import = Arc::new(ImportedArena::map(owner.as_fd().try_clone_to_owned().unwrap(), expected).unwrap());
+    let attached = Full::Attached(Arc::clone(&import));
+    let context = context();
+    let config = FillConfig { segment: ByteSize(4 * BLOCK), ..config(1) };
+    let filling = Filling::new(arena(&context), Some(Arc::new(digests()))).unwrap();
+    let phases = Phases::default();
+    let (bytes, leftover) = push(&filling, &attached, &config, &phases).unwrap();
+    assert_eq!((bytes, leftover.segments()), (PAYLOAD, 6));
+    holds(&**filling.arena(), &payload());
+    assert!(filling.is_complete() && phases.ms().unpin == 0.0, "nothing is unpinned while it copies");
+    drop(attached);
+    assert!(Arc::strong_count(&import) > 1, "what is pinned stays mapped");
+    leftover.unpin(&phases);
+    assert!(phases.ms().unpin > 0.0);
+    assert_eq!(Arc::strong_count(&import), 1);
+    // Its owner may write it meanwhile: what is not what it should be is found on the GPU, and nothing stays pinned.
+    owner.fill(ByteRange::new(9 * BLOCK, 9 * BLOCK + 1), payload()[9 * BLOCK as usize] ^ 1).unwrap();
+    let other = Filling::new(arena(&context), Some(Arc::new(digests()))).unwrap();
+    let attached = Full::Attached(Arc::clone(&import));
+    let e = push(&other, &attached, &config, &phases).unwrap_err();
+    assert_eq!((e.kind(), e.chunk()), (Kind::Corrupt, Some(9)));
+    assert!(!other.is_complete());
+    drop(attached);
+    assert_eq!(Arc::strong_count(&import), 1);
 }
 
 fn pinned_slabs_are_used_again_and_given_back() {
@@ -176,6 +211,7 @@ fn main() -> ExitCode {
             an_image_lands_at_its_offsets_within_the_budget_and_is_verified_on_the_gpu,
             a_flipped_bit_is_found_on_the_gpu_and_mended_from_the_next_source,
             staged_memory_is_pinned_in_place_and_pushed,
+            memory_of_another_process_is_pinned_for_reading_segment_by_segment_and_unpinned_when_asked,
             pinned_slabs_are_used_again_and_given_back,
             a_source_that_fails_leaves_no_window_in_flight,
         ];

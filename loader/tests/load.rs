@@ -48,7 +48,7 @@ fn load(config: FillConfig, made: &Arc<AtomicU32>) -> Load {
         image: None,
         rank: "target-0-0-0-0".into(),
         payload: PAYLOAD,
-        digests: Some(Arc::new(digests())),
+        digests: Arc::new(digests()).into(),
     };
     let made = Arc::clone(made);
     Load::new(wanted, config, move || {
@@ -263,7 +263,7 @@ fn memory_that_cannot_be_had_is_said_with_its_size() {
     let dir = tempfile::tempdir().unwrap();
     let good = image(dir.path(), "good.img", |_| ());
     let wanted =
-        Wanted { image: None, rank: "r".into(), payload: PAYLOAD, digests: Some(Arc::new(digests())) };
+        Wanted { image: None, rank: "r".into(), payload: PAYLOAD, digests: Arc::new(digests()).into() };
     let load = Load::new(wanted, config(Engine::Auto, system()), || {
         let spec = ArenaSpec { payload: 1 << 50, shards: 1 };
         Ok(HostArena::create(spec, &HostArenaConfig::default())?.0 as _)
@@ -282,5 +282,5 @@ fn the_root_of_what_was_loaded_is_the_files_hash() {
     load.run(&[source(&path)]).unwrap();
     let filling = load.filling().unwrap();
     assert_eq!(filling.present(), [ByteRange::new(0, PAYLOAD)]);
-    assert_eq!(digest::root(filling.digests().unwrap().values()), digests().root());
+    assert_eq!(digest::root(filling.digests().unwrap().unwrap().values()), digests().root());
 }

@@ -1,6 +1,7 @@
 //! Images behind an HTTP server that serves ranges, and what goes wrong there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, missing_docs)]
 
+mod objects;
 #[path = "../../checkpoint/tests/support/mod.rs"]
 mod support;
 
@@ -12,150 +13,13 @@ use flashboot_loader::{
     source::{Load, ObjectConfig, ObjectImage, ObjectSource, Source, SourceKind, Wanted},
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
+use objects::Server;
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tempfile::TempDir;
-
-/// What the server does to answers for payloads.
-#[derive(Debug, Default)]
-struct Faults {
-    /// So many first requests of a payload's range are cut in the middle.
-    cut: AtomicU32,
-    /// So many are answered with 503.
-    busy: AtomicU32,
-    /// Ranges are ignored: all of it is sent.
-    no_ranges: AtomicBool,
-    /// Nothing is answered.
-    silent: AtomicBool,
-    /// One byte is another.
-    flipped: AtomicBool,
-    /// 403 for everything.
-    forbidden: AtomicBool,
-    ranges: AtomicU32,
-}
-
-struct Server {
-    url: String,
-    faults: Arc<Faults>,
-}
-
-fn take(count: &AtomicU32) -> bool {
-    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
-}
-
-impl Server {
-    /// Serves files of `dir` until the process ends.
-    fn start(dir: &Path) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/models/a", listener.local_addr().unwrap());
-        let faults: Arc<Faults> = Arc::default();
-        let (dir, told) = (dir.to_owned(), Arc::clone(&faults));
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (dir, told) = (dir.clone(), Arc::clone(&told));
-                std::thread::spawn(move || serve(stream, &dir, &told));
-            }
-        });
-        Self { url, faults }
-    }
-
-    fn config(&self) -> ObjectConfig {
-        ObjectConfig {
-            range: ByteSize::mib(1),
-            timeout: Duration::from_secs(5),
-            ..ObjectConfig::new(&self.url)
-        }
-    }
-}
-
-fn serve(stream: TcpStream, dir: &Path, faults: &Faults) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut stream = stream;
-    loop {
-        let mut request = String::new();
-        if reader.read_line(&mut request).unwrap_or(0) == 0 {
-            return;
-        }
-        let mut range = None;
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line).unwrap_or(0) == 0 {
-                return;
-            }
-            let line = line.trim().to_lowercase();
-            if line.is_empty() {
-                break;
-            }
-            if let Some(bytes) = line.strip_prefix("range: bytes=") {
-                let (from, to) = bytes.split_once('-').unwrap();
-                range = Some((from.parse::<u64>().unwrap(), to.parse::<u64>().unwrap() + 1));
-            }
-        }
-        let mut words = request.split(' ');
-        let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        if faults.silent.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_secs(60));
-        }
-        let answer = |stream: &mut TcpStream, head: &str, body: &[u8]| {
-            let _ = stream.write_all(
-                format!("HTTP/1.1 {head}\r\nlast-modified: Tue, 01 Dec 2026 00:00:00 GMT\r\n\r\n").as_bytes(),
-            );
-            let _ = stream.write_all(body);
-        };
-        if faults.forbidden.load(Ordering::Relaxed) {
-            answer(&mut stream, "403 Forbidden\r\ncontent-length: 0", b"");
-            continue;
-        }
-        let name = path.strip_prefix("/models/a/").unwrap_or("none");
-        let Ok(mut file) = std::fs::File::open(dir.join(name)) else {
-            answer(&mut stream, "404 Not Found\r\ncontent-length: 0", b"");
-            continue;
-        };
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).unwrap();
-        if method == "HEAD" {
-            answer(&mut stream, &format!("200 OK\r\ncontent-length: {}", bytes.len()), b"");
-            continue;
-        }
-        let payload = name.ends_with(".img");
-        if payload && take(&faults.busy) {
-            answer(&mut stream, "503 Slow Down\r\ncontent-length: 0", b"");
-            continue;
-        }
-        if payload && faults.flipped.load(Ordering::Relaxed) {
-            bytes[(17 << 20) + 5] ^= 1;
-        }
-        match range.filter(|_| !faults.no_ranges.load(Ordering::Relaxed)) {
-            None => answer(&mut stream, &format!("200 OK\r\ncontent-length: {}", bytes.len()), &bytes),
-            Some((from, to)) => {
-                let all = bytes.len();
-                let part = &bytes[from as usize..(to as usize).min(all)];
-                let to = from + part.len() as u64;
-                let head = format!(
-                    "206 Partial Content\r\ncontent-length: {}\r\ncontent-range: bytes {from}-{}/{all}",
-                    part.len(),
-                    to - 1
-                );
-                if payload {
-                    faults.ranges.fetch_add(1, Ordering::Relaxed);
-                    if take(&faults.cut) {
-                        answer(&mut stream, &head, &part[..part.len() / 2]);
-                        return;
-                    }
-                }
-                answer(&mut stream, &head, part);
-            }
-        }
-    }
-}
 
 fn image() -> (TempDir, PathBuf, Image) {
     let dir = TempDir::new().unwrap();
@@ -175,14 +39,24 @@ fn load(wanted: Wanted) -> Load {
     })
 }
 
-fn source(server: &Server, image: &Image) -> (Wanted, Box<ObjectSource>) {
-    let object = ObjectImage::open(server.config()).unwrap();
+fn config(server: &Server) -> ObjectConfig {
+    ObjectConfig {
+        range: ByteSize::mib(1),
+        timeout: Duration::from_secs(5),
+        // More than all faults of a test: they may all hit the same range.
+        attempts: 6,
+        ..ObjectConfig::new(&server.url)
+    }
+}
+
+fn source(config: ObjectConfig, image: &Image) -> (Wanted, Box<ObjectSource>) {
+    let object = ObjectImage::open(config).unwrap();
     let manifest = object.manifest(None, Some(image.id())).unwrap();
     let wanted = Wanted {
         image: Some(image.id().into()),
         rank: manifest.entry.coordinate.to_string(),
         payload: manifest.entry.payload_bytes,
-        digests: Some(Arc::new(manifest.table.digests().clone())),
+        digests: Arc::new(manifest.table.digests().clone()).into(),
     };
     (wanted, Box::new(ObjectSource::new(object, &manifest.entry.payload).unwrap()))
 }
@@ -196,7 +70,7 @@ fn an_image_is_fetched_in_ranges_and_verified_whatever_is_cut_or_refused_for_a_w
         server.faults.cut.store(cut, Ordering::Relaxed);
         server.faults.busy.store(busy, Ordering::Relaxed);
         server.faults.ranges.store(0, Ordering::Relaxed);
-        let (wanted, source) = source(&server, &image);
+        let (wanted, source) = source(config(&server), &image);
         let load = load(wanted);
         let (arena, report) = load.run(&[source as Box<dyn Source>]).unwrap();
         let mut found = vec![0; file.len()];
@@ -210,11 +84,32 @@ fn an_image_is_fetched_in_ranges_and_verified_whatever_is_cut_or_refused_for_a_w
 }
 
 #[test]
+fn a_range_is_asked_for_as_often_as_is_allowed_and_no_oftener() {
+    let (_dir, at, image) = image();
+    for attempts in [1, 3] {
+        let server = Server::start(&at);
+        let config = ObjectConfig { attempts, ..config(&server) };
+        let (wanted, source) = source(config.clone(), &image);
+        server.faults.busy.store(u32::MAX, Ordering::Relaxed);
+        let e = load(wanted).run(&[source as Box<dyn Source>]).unwrap_err();
+        assert_eq!(e.kind(), Kind::SourceLost, "{e}");
+        let asked = server.faults.asked.lock().unwrap().clone();
+        assert_eq!(asked.values().copied().max(), Some(attempts), "{asked:?}");
+        // One fewer than that, and all of it comes.
+        let server = Server::start(&at);
+        let config = ObjectConfig { url: server.url.clone(), ..config };
+        let (wanted, source) = self::source(config, &image);
+        server.faults.busy.store(attempts - 1, Ordering::Relaxed);
+        load(wanted).run(&[source as Box<dyn Source>]).unwrap();
+    }
+}
+
+#[test]
 fn what_goes_on_being_wrong_is_said_with_the_object_and_the_host() {
     let (_dir, at, image) = image();
     let server = Server::start(&at);
     let run = |server: &Server| {
-        let (wanted, source) = source(server, &image);
+        let (wanted, source) = source(config(server), &image);
         move || load(wanted.clone()).run(&[source as Box<dyn Source>]).unwrap_err()
     };
     let ready = run(&server);
@@ -238,7 +133,7 @@ fn a_server_that_says_nothing_ends_at_the_deadline() {
     let (_dir, at, image) = image();
     let server = Server::start(&at);
     server.faults.silent.store(true, Ordering::Relaxed);
-    let config = ObjectConfig { attempts: 2, timeout: Duration::from_millis(200), ..server.config() };
+    let config = ObjectConfig { attempts: 2, timeout: Duration::from_millis(200), ..config(&server) };
     let began = std::time::Instant::now();
     let e = ObjectImage::open(config).unwrap().manifest(None, Some(image.id())).unwrap_err();
     assert_eq!(e.kind(), Kind::Deadline, "{e}");
@@ -249,13 +144,13 @@ fn a_server_that_says_nothing_ends_at_the_deadline() {
 fn another_image_a_missing_one_and_a_missing_rank_are_refused() {
     let (dir, at, image) = image();
     let server = Server::start(&at);
-    let object = ObjectImage::open(server.config()).unwrap();
+    let object = ObjectImage::open(config(&server)).unwrap();
     let e = object.manifest(None, Some(&"0".repeat(64))).unwrap_err();
     assert_eq!(e.kind(), Kind::Mismatch);
     let e = object.manifest(Some("target-0-1-0-0"), None).unwrap_err();
     assert!(e.kind() == Kind::Invalid && e.detail().contains("target-0-0-0-0"), "{e}");
     let empty = Server::start(&dir.path().join("m"));
-    let e = ObjectImage::open(empty.config()).unwrap().manifest(None, None).unwrap_err();
+    let e = ObjectImage::open(config(&empty)).unwrap().manifest(None, None).unwrap_err();
     assert_eq!(e.kind(), Kind::Unavailable, "{e}");
     // A table that is not the one that the metadata speaks of.
     std::fs::write(at.join("target-0-0-0-0.json"), b"{}").unwrap();

@@ -12,13 +12,13 @@ use flashboot_core::{ArenaSpec, ByteSize, Dtype, Kind};
 use flashboot_loader::{
     budget::Budget,
     io::{Engine, Io, IoConfig},
-    pipeline::FillConfig,
+    pipeline::{FillConfig, Proof},
     ranks::{Access, PartialTensor, ReadPlan, StreamConfig, Tensor, TensorStream},
     slab::{SlabConfig, SlabPool},
     source::{CheckpointSource, ImageSource, Load, Source, SourceKind, Wanted},
 };
 use flashboot_memory::{HostArena, HostArenaConfig};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 use support::models::{Model, Sizes, gpt_oss, llama, mixtral, qwen3_moe};
 use tempfile::TempDir;
 
@@ -68,7 +68,7 @@ fn coordinates(checkpoint: &Checkpoint, layout: &LayoutOptions) -> Vec<Coordinat
 
 fn wanted(image: &Image, coordinate: Coordinate) -> Wanted {
     let rank = image.rank(coordinate).unwrap();
-    let digests = Some(Arc::new(rank.table.digests().clone()));
+    let digests = rank.table.digests().clone().into();
     let payload = rank.payload_bytes;
     Wanted { image: Some(image.id().into()), rank: coordinate.to_string(), payload, digests }
 }
@@ -163,7 +163,7 @@ fn a_shard_that_changed_since_its_header_was_read_is_refused() {
     let plan = RankPlan::new(&checkpoint, &layout(1, 1, 1, 1), Coordinate::WHOLE).unwrap();
     let payload = plan.payload;
     let source = CheckpointSource::new(&checkpoint, plan);
-    let wanted = Wanted { image: None, rank: "r".into(), payload, digests: None };
+    let wanted = Wanted { image: None, rank: "r".into(), payload, digests: Proof::default() };
     let load = load(wanted.clone(), Engine::Auto);
     let (_, report) = load.run(&[Box::new(source)]).unwrap();
     assert!(!report.verified, "a checkpoint proves nothing");

@@ -107,7 +107,7 @@ fn an_image_is_loaded_from_a_bucket_and_a_damaged_object_is_refused(packages: &s
             image: Some(image.id().into()),
             rank: manifest.entry.coordinate.to_string(),
             payload: manifest.entry.payload_bytes,
-            digests: Some(Arc::new(manifest.table.digests().clone())),
+            digests: Arc::new(manifest.table.digests().clone()).into(),
         };
         let bytes = wanted.payload;
         let load = Load::new(wanted, FillConfig::new(&IoConfig::default()).unwrap(), move || {

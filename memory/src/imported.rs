@@ -8,7 +8,7 @@ use crate::{
     seals::check_seals,
     words::MappedWords,
 };
-use flashboot_core::{ArenaSpec, Error, Kind, Observed, Result, ShardId, control::ControlBlock};
+use flashboot_core::{ArenaSpec, ByteRange, Error, Kind, Observed, Result, ShardId, control::ControlBlock};
 use rustix::{
     fs::fstat,
     io::Errno,
@@ -105,9 +105,16 @@ impl ImportedArena {
     /// they do on a kernel before 5.14. Takes no memory of its own but the page table's; one thread, since
     /// several would wait for each other.
     pub fn populate(&self, deadline: Instant) -> bool {
-        let len = usize::try_from(self.layout.payload).unwrap_or(0).min(self.mapping.len());
+        self.populate_range(ByteRange::new(0, self.layout.payload), deadline)
+    }
+
+    /// The same for `range` of the payload, as far as there is one, rounded to pages: ahead of who copies or pins it. Ranges
+    /// that do not share a page table may be filled by several threads at once.
+    pub fn populate_range(&self, range: ByteRange, deadline: Instant) -> bool {
         let page = usize::try_from(pages::base_page()).unwrap_or(1);
-        for start in (0..len).step_by(POPULATE_STEP) {
+        let at = |bytes: u64| usize::try_from(bytes.min(self.layout.payload)).unwrap_or(0);
+        let (first, len) = (at(range.start) / page * page, at(range.end).min(self.mapping.len()));
+        for start in (first..len).step_by(POPULATE_STEP) {
             if Instant::now() >= deadline {
                 return false;
             }

@@ -3,7 +3,7 @@
 //! Owns: [`HostArena`] (one memfd, one mapping, one control block), [`ImportedArena`] (the reader's side),
 //! [`AttachedArena`] (the same, used where it is),
 //! [`CopyEngine`] (copies and hashes on the host's own cores), and what the kernel has to say about pages
-//! ([`pages`], [`budget`]), and what reading files fast takes: page-aligned memory ([`Buffer`]) and io_uring ([`Ring`]).
+//! ([`pages`], [`budget`]), where they are ([`near`]), and what reading files fast takes: page-aligned memory ([`Buffer`]) and io_uring ([`Ring`]).
 //!
 //! Must never: hand out a reference into memory that another process may write. The owner's bytes are seen
 //! as a slice in one place only ([`CopyEngine`]'s hash), under a claim on them and because the seals keep
@@ -21,6 +21,7 @@ mod imported;
 mod job;
 mod layout;
 mod mapping;
+pub mod near;
 mod numa;
 pub mod pages;
 mod prefault;

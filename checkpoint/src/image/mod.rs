@@ -19,7 +19,7 @@ pub(crate) use lacking::is_half_an_image;
 pub use manifest::Manifest;
 pub use metadata::{Coordinate, LayoutInfo, Metadata, ModelPart, RankEntry, World};
 pub(crate) use origin::TableOrigin;
-pub use read::{Image, RankImage, is_image};
+pub use read::{Image, ImageHead, RankImage, is_image};
 pub use table::{ImageTensor, RankTable, Segment, SourceFile};
 pub use view::ImageView;
 pub(crate) use write::{RowFrom, TableParts, TableRow, write_table};

@@ -43,30 +43,7 @@ impl Image {
     ///
     /// Blocks; reads metadata and tables, no payload.
     pub fn open(dir: &Path) -> Result<Self> {
-        let path = dir.join(METADATA);
-        let source = Source::open(&path).map_err(|e| match e {
-            Error::Missing { .. } if dir.is_dir() => super::lacking::without_metadata(dir),
-            Error::Missing { .. } => Error::Missing { path: dir.into() },
-            Error::Io { .. } if dir.exists() && !dir.is_dir() => {
-                Error::NotAnImage { path: dir.into(), detail: "it is no directory".into() }
-            }
-            other => other,
-        })?;
-        let metadata = unseal(&path, &source.all(METADATA_CAP)?)?;
-        let mut tables = HashMap::<&str, Arc<RankTable>>::new();
-        let mut ranks = Vec::with_capacity(metadata.ranks.len());
-        for entry in &metadata.ranks {
-            let table = match tables.get(entry.table.as_str()) {
-                Some(table) => Arc::clone(table),
-                None => {
-                    let table = Arc::new(read_table(dir, &path, entry)?);
-                    tables.insert(&entry.table, Arc::clone(&table));
-                    table
-                }
-            };
-            ranks.push(check_rank(dir, &path, entry, table)?);
-        }
-        Ok(Self { dir: dir.into(), metadata, ranks })
+        ImageHead::open(dir)?.image()
     }
 
     /// Where it is.
@@ -101,6 +78,70 @@ impl Image {
             .enumerate()
             .filter(|(i, rank)| !self.ranks.iter().take(*i).any(|earlier| earlier.path == rank.path))
             .map(|(_, rank)| rank)
+    }
+}
+
+/// An image's `metadata.json`, checked against the id in it. The id covers what it says of tables and payloads, their hashes
+/// and lengths: those files themselves have not been looked at.
+#[derive(Debug, Clone)]
+pub struct ImageHead {
+    dir: PathBuf,
+    metadata: Metadata,
+}
+
+impl ImageHead {
+    /// Reads it from the image in `dir`. Blocks.
+    ///
+    /// # Errors
+    /// Why there is no image in `dir`, or none that is sound so far.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join(METADATA);
+        let source = Source::open(&path).map_err(|e| match e {
+            Error::Missing { .. } if dir.is_dir() => super::lacking::without_metadata(dir),
+            Error::Missing { .. } => Error::Missing { path: dir.into() },
+            Error::Io { .. } if dir.exists() && !dir.is_dir() => {
+                Error::NotAnImage { path: dir.into(), detail: "it is no directory".into() }
+            }
+            other => other,
+        })?;
+        Ok(Self { dir: dir.into(), metadata: unseal(&path, &source.all(METADATA_CAP)?)? })
+    }
+
+    /// All of `metadata.json`.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Where the payload of `entry`, one of the metadata's, lies.
+    ///
+    /// # Errors
+    /// [`Error::Field`] for a name that leads elsewhere.
+    pub fn payload(&self, entry: &RankEntry) -> Result<PathBuf> {
+        check_plain(&self.dir.join(METADATA), "payload", &entry.payload)?;
+        Ok(self.dir.join(&entry.payload))
+    }
+
+    /// The image: checks every table against its hash, and every payload's length. Blocks; reads no payload.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn image(self) -> Result<Image> {
+        let Self { dir, metadata } = self;
+        let path = dir.join(METADATA);
+        let mut tables = HashMap::<&str, Arc<RankTable>>::new();
+        let mut ranks = Vec::with_capacity(metadata.ranks.len());
+        for entry in &metadata.ranks {
+            let table = match tables.get(entry.table.as_str()) {
+                Some(table) => Arc::clone(table),
+                None => {
+                    let table = Arc::new(read_table(&dir, &path, entry)?);
+                    tables.insert(&entry.table, Arc::clone(&table));
+                    table
+                }
+            };
+            ranks.push(check_rank(&dir, &path, entry, table)?);
+        }
+        Ok(Image { dir, metadata, ranks })
     }
 }
 

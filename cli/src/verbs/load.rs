@@ -59,7 +59,7 @@ pub(crate) struct LoadArgs {
     /// Bytes in flight beside the arena [default: 6GB]
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
-    /// Bytes of one pinned window, for GPUs [default: 16MiB]
+    /// Bytes of one pinned window, for GPUs [default: 4MiB]
     #[arg(long, value_name = "SIZE")]
     window: Option<ByteSize>,
     /// Fetch objects over plain HTTP from another host too
@@ -206,7 +206,7 @@ pub(in crate::verbs) fn of_path(
 }
 
 /// What the environment says about S3, as its own tools read it.
-fn credentials() -> Vec<(String, String)> {
+pub(in crate::verbs) fn credentials() -> Vec<(String, String)> {
     let variables =
         std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     variables

@@ -2,7 +2,7 @@
 
 use crate::{
     config::Config,
-    load::rank_of,
+    load::{FromObject, object_config, rank_of},
     replicate::resolve_devices,
     service::{blocking, only},
 };
@@ -11,18 +11,18 @@ use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::Context;
 use flashboot_loader::{
     agent::{
-        Client, ClientConfig, Entry, HeldSource, Key, Order, Place, SOCKET, ServeConfig, StagedSource,
-        Status, Target,
+        Client, ClientConfig, Entry, HeldSource, Key, Order, Payload, Place, SOCKET, ServeConfig,
+        StagedSource, Status, Target,
     },
-    source::Source,
+    source::{ObjectImage, Source},
 };
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 /// An image that the agent is to have in memory.
 #[derive(Debug, Clone)]
 pub struct KeepRequest {
-    /// The image's directory.
-    pub image: PathBuf,
+    /// Where the image is.
+    pub from: KeepFrom,
     /// Which rank image, by name; the only one, unless named.
     pub rank: Option<String>,
     /// Higher ones push lower ones out.
@@ -32,6 +32,15 @@ pub struct KeepRequest {
     pub hold: Option<Option<Duration>>,
     /// Come back once it is ready; else once it is admitted.
     pub wait: bool,
+}
+
+/// Where an image is that the agent is to have.
+#[derive(Debug, Clone)]
+pub enum KeepFrom {
+    /// In this directory.
+    Directory(PathBuf),
+    /// Among objects, which the agent fetches by itself.
+    Objects(FromObject),
 }
 
 /// Has the agent keep what `request` names; `each` hears of bytes that are verified, of how many. Needs a tokio runtime.
@@ -48,13 +57,28 @@ pub async fn keep(
         Some(_) => place(config).await?,
     };
     let agent = at(config);
+    let load = config.load.clone();
     blocking(move || {
-        let image = Image::open(&request.image)?;
-        let rank = rank_of(&image, request.rank.as_deref())?;
+        let (image, rank, manifest, payload) = match &request.from {
+            KeepFrom::Directory(path) => {
+                let image = Image::open(path)?;
+                let rank = rank_of(&image, request.rank.as_deref())?;
+                let manifest = Manifest::read(&image, &rank)?;
+                let name = rank.coordinate.to_string();
+                (image.id().to_owned(), name, manifest, Payload::File(rank.path))
+            }
+            KeepFrom::Objects(from) => {
+                let config = object_config(&load, from);
+                let objects = ObjectImage::open(config.clone())?;
+                let (manifest, bytes) = objects.manifest_bytes(request.rank.as_deref(), None)?;
+                let (id, rank) = (manifest.metadata.id, manifest.entry.coordinate.to_string());
+                (id, rank, bytes, Payload::Object(config, manifest.entry.payload))
+            }
+        };
         let order = Order {
-            key: Key { image: image.id().to_owned(), rank: rank.coordinate.to_string(), place },
-            manifest: Manifest::read(&image, &rank)?,
-            payload: rank.path,
+            key: Key { image, rank, place },
+            manifest,
+            payload,
             priority: request.priority,
             hold: request.hold,
             wait: request.wait,

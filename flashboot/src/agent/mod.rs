@@ -4,7 +4,7 @@
 mod client;
 mod notify;
 
-pub use client::{KeepRequest, evict, keep, status};
+pub use client::{KeepFrom, KeepRequest, evict, keep, status};
 pub(crate) use client::{at, make_room, manifest, of_load, place_of};
 pub use flashboot_loader::agent::{Entry, Place, State, Status};
 pub use notify::Notify;

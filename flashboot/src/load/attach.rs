@@ -1,11 +1,11 @@
 //! Attaching: what the agent of this host holds, used where it is, and nothing else tried.
 
-use super::{Contents, Known, Named, Placed, Progress, Request, device, rank_of, run};
+use super::{Contents, Known, Lies, Named, Placed, Progress, Request, device, rank_of, run};
 use crate::{
     agent::{at, place_of},
     config::{Attach, Config},
 };
-use flashboot_checkpoint::{Image, Manifest};
+use flashboot_checkpoint::Image;
 use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::Context;
 use flashboot_loader::{
@@ -43,7 +43,13 @@ pub async fn attach(request: AttachRequest, progress: Progress) -> Result<Placed
         let held = HeldSource::new(at(&request.config), target, private);
         let sources = vec![Known::Plain(Arc::new(held))];
         let request = Request { rank: request.rank, id: request.id, ..Request::new(request.config) };
-        run(&request, Named { wanted, contents, sources }, context, began, &progress)
+        run(
+            &request,
+            Named { wanted, contents: Lies::Known(Box::new(contents)), sources },
+            context,
+            began,
+            &progress,
+        )
     };
     crate::service::blocking(work).await
 }
@@ -53,14 +59,14 @@ fn known(request: &AttachRequest, place: &Place) -> Result<(Wanted, Contents)> {
     let Some(path) = &request.image else {
         let client = Client::dial(&at(&request.config))?;
         let Entry { image, rank, .. } = the_one(&client, request, place)?;
-        let Manifest { metadata, entry, table, .. } = client.manifest(&image, &rank)?;
+        let manifest = client.manifest(&image, &rank)?;
         let wanted = Wanted {
-            image: Some(metadata.id),
-            rank: entry.coordinate.to_string(),
-            payload: entry.payload_bytes,
-            digests: Some(Arc::new(table.digests().clone())),
+            image: Some(manifest.metadata.id.clone()),
+            rank: manifest.entry.coordinate.to_string(),
+            payload: manifest.entry.payload_bytes,
+            digests: manifest.table.digests().clone().into(),
         };
-        return Ok((wanted, Contents::image(metadata.fingerprint, Arc::new(table))));
+        return Ok((wanted, Contents::of_manifest(Arc::new(manifest))));
     };
     let image = Image::open(path)?;
     let rank = rank_of(&image, request.rank.as_deref())?;
@@ -72,9 +78,9 @@ fn known(request: &AttachRequest, place: &Place) -> Result<(Wanted, Contents)> {
         image: Some(image.id().to_owned()),
         rank: rank.coordinate.to_string(),
         payload: rank.payload_bytes,
-        digests: Some(Arc::new(rank.table.digests().clone())),
+        digests: rank.table.digests().clone().into(),
     };
-    Ok((wanted, Contents::image(image.metadata().fingerprint.clone(), Arc::clone(&rank.table))))
+    Ok((wanted, Contents::of_rank(&image, &rank)))
 }
 
 /// The only held arena there that the request can mean.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod contents;
+mod early;
 mod live;
 mod peer;
 mod progress;
@@ -32,7 +33,7 @@ use flashboot_loader::{
     budget::Budget,
     io::{Engine, Io, IoConfig},
     memlog::{GpuUse, MemLog},
-    pipeline::FillConfig,
+    pipeline::{FillConfig, Proof},
     source::{
         CheckpointSource, ImageSource, Load, ObjectConfig, ObjectImage, ObjectSource, Source, SourceKind,
         Wanted,
@@ -215,6 +216,18 @@ pub fn read_config(config: &Config) -> Result<FillConfig> {
     fill_config(config)
 }
 
+/// How objects are fetched.
+pub(crate) fn object_config(load: &crate::config::Load, object: &FromObject) -> ObjectConfig {
+    ObjectConfig {
+        options: object.options.clone(),
+        allow_http: load.allow_http,
+        range: load.range,
+        attempts: load.attempts,
+        timeout: load.attempt_timeout,
+        ..ObjectConfig::new(&object.url)
+    }
+}
+
 pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
     let io = io_config(config);
     let fill = FillConfig::new(&io)?;
@@ -230,8 +243,14 @@ pub(crate) fn fill_config(config: &Config) -> Result<FillConfig> {
 /// What a request names.
 struct Named {
     wanted: Wanted,
-    contents: Contents,
+    contents: Lies,
     sources: Vec<Known>,
+}
+
+/// What lies where: known, or being read while the load is under way.
+enum Lies {
+    Known(Box<Contents>),
+    Later(early::Reading),
 }
 
 /// What is wanted, as the nearest of those says who know it, and where it may come from, in order.
@@ -257,12 +276,19 @@ fn sources(
         Some(id) if named == 0 => Some(of_agent(config, id, request.rank.as_deref())?),
         _ => manifest,
     };
-    if let Some(path) = &request.image {
+    let mut reading = None;
+    // Another place would have to know first whether the image is sound.
+    let early = request.image.as_deref().filter(|_| alone).and_then(|path| early::begin(path, request));
+    if let Some(early) = early {
+        wanted = Some(early.wanted);
+        reading = Some(early.reading);
+        made.push((SourceKind::Image, Known::Plain(Arc::new(early.source))));
+    } else if let Some(path) = &request.image {
         let opened = Image::open(path).map_err(Error::from);
         let opened = opened.and_then(|image| Ok((rank_of(&image, request.rank.as_deref())?, image)));
         let known: Arc<dyn Source> = match opened {
             Ok((rank, image)) => {
-                let digests = rank.table.digests().clone();
+                let digests = Arc::new(rank.table.digests().clone());
                 // Ranks that hold the same share a file, whatever it is called.
                 contents.get_or_insert_with(|| Contents::of_rank(&image, &rank));
                 payload_name = rank.path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -270,7 +296,7 @@ fn sources(
                     image: Some(image.id().to_owned()),
                     rank: rank.coordinate.to_string(),
                     payload: rank.payload_bytes,
-                    digests: Some(Arc::new(digests.clone())),
+                    digests: Arc::clone(&digests).into(),
                 });
                 Arc::new(ImageSource::new(&rank.path, digests))
             }
@@ -283,7 +309,7 @@ fn sources(
         image: Some(manifest.metadata.id.clone()),
         rank: manifest.entry.coordinate.to_string(),
         payload: manifest.entry.payload_bytes,
-        digests: Some(Arc::new(manifest.table.digests().clone())),
+        digests: manifest.table.digests().clone().into(),
     };
     let listed =
         |manifest: &flashboot_checkpoint::Manifest| Contents::of_manifest(Arc::new(manifest.clone()));
@@ -293,15 +319,7 @@ fn sources(
         wanted.get_or_insert_with(|| proved(manifest));
     }
     if let Some(object) = &request.object {
-        let config = ObjectConfig {
-            options: object.options.clone(),
-            allow_http: config.load.allow_http,
-            range: config.load.range,
-            attempts: config.load.attempts,
-            timeout: config.load.attempt_timeout,
-            ..ObjectConfig::new(&object.url)
-        };
-        let image = ObjectImage::open(config)?;
+        let image = ObjectImage::open(object_config(&config.load, object))?;
         let payload = match payload_name.clone() {
             Some(name) => Ok(name),
             None => image.manifest(request.rank.as_deref(), request.id.as_deref()).map(|manifest| {
@@ -326,7 +344,7 @@ fn sources(
             image: None,
             rank: coordinate.to_string(),
             payload: plan.payload,
-            digests: None,
+            digests: Proof::default(),
         });
         contents.get_or_insert_with(|| Contents::checkpoint(&plan));
         made.push((
@@ -343,6 +361,7 @@ fn sources(
         }
         made.push((SourceKind::Peer, Known::Peer(Arc::new(PeerSource::new(peer, runtime.clone())))));
     }
+    let contents = reading.map(Lies::Later).or(contents.map(|contents| Lies::Known(Box::new(contents))));
     let (Some(wanted), Some(contents)) = (wanted, contents) else {
         return Err(Error::new(
             Kind::Invalid,
@@ -407,8 +426,16 @@ fn run(
     };
     let load = Load::new(wanted, fill_config(config)?, make);
     let sources: Vec<_> = known.iter().map(Known::source).collect();
-    let (arena, done) = progress.watch(&load, || load.run(&sources))?;
+    let done = progress.watch(&load, || load.run(&sources));
+    // What is wrong with the image is the reason of whatever came of it.
+    let contents = match contents {
+        Lies::Known(contents) => *contents,
+        Lies::Later(reading) => reading.end()?,
+    };
+    let (arena, mut done) = done?;
     let visible = began.elapsed();
+    load.settle();
+    done.phases = load.phases().ms();
     let stats = load.config().io.stats();
     let mut bytes_read = stats.requested;
     let mut bytes_needed = load.wanted().payload;

@@ -52,7 +52,7 @@ impl Source for PeerSource {
         load.phases().add(Phase::Connect, began.elapsed());
         let manifest = manifest?;
         let wanted = load.wanted();
-        let same = match &wanted.digests {
+        let same = match wanted.digests.get()? {
             Some(digests) => **digests == *manifest.table.digests(),
             None => false,
         };

@@ -3,7 +3,7 @@
 use super::client::{Attached, Client};
 use crate::{
     io::{Each, Lane},
-    pipeline::Producer,
+    pipeline::{Full, Producer},
 };
 use flashboot_core::{Arena, ByteRange, Error, Generation, Kind, Location, Locator, Result, TransportName};
 use flashboot_cuda::{Attach, Context, CudaArena};
@@ -34,6 +34,11 @@ impl AttachedProducer {
     pub fn map(attached: Attached) -> Result<Self> {
         let Attached { descriptor, payload, capacity, shards, .. } = attached;
         ImportedArena::map(descriptor, Expected { payload, capacity, shards }).map(Arc::new).map(Self)
+    }
+
+    /// The same memory, to be pinned where it is.
+    pub(super) fn full(&self) -> Full {
+        Full::Attached(Arc::clone(&self.0))
     }
 }
 

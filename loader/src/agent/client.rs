@@ -3,11 +3,12 @@
 use super::{
     ledger::{Entry, Key, Place},
     protocol::{
-        Envelope, FRAME, Grant, HEARTBEAT, Lease, MOST_MANIFEST, MOST_REPLY, MOST_REQUEST, PROTOCOL_VERSION,
-        Reply, Request, receive, send,
+        Envelope, FRAME, Grant, HEARTBEAT, Lease, MOST_MANIFEST, MOST_REPLY, MOST_REQUEST, Object,
+        PROTOCOL_VERSION, Reply, Request, receive, send,
     },
     store::Status,
 };
+use crate::source::ObjectConfig;
 use flashboot_channel::local::{Policy, Wire};
 use flashboot_checkpoint::Manifest;
 use flashboot_core::{ByteRange, Error, Generation, Kind, Locator, Result};
@@ -43,8 +44,8 @@ pub struct Client {
 pub struct Order {
     /// What, and where.
     pub key: Key,
-    /// The payload's file.
-    pub payload: PathBuf,
+    /// Where the payload is.
+    pub payload: Payload,
     /// What proves it: [`flashboot_checkpoint::Manifest::read`].
     pub manifest: Vec<u8>,
     /// Higher ones push lower ones out.
@@ -53,6 +54,15 @@ pub struct Order {
     pub hold: Option<Option<Duration>>,
     /// Come back once it is ready; else once it is admitted.
     pub wait: bool,
+}
+
+/// Where a payload is.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// In this file, which we open.
+    File(PathBuf),
+    /// Among an image's objects, under this name; the agent fetches them.
+    Object(ObjectConfig, String),
 }
 
 /// An arena that the agent has, and its descriptor.
@@ -129,19 +139,36 @@ impl Client {
     /// # Errors
     /// Those of opening the payload; the agent's refusals, with their kinds.
     pub fn keep(&self, order: &Order, each: &mut dyn FnMut(u64, u64)) -> Result<Entry> {
-        let file = open(&order.payload)?;
-        let name = std::path::absolute(&order.payload).unwrap_or_else(|_| order.payload.clone());
+        let (file, name, object) = match &order.payload {
+            Payload::File(path) => {
+                let name = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                (Some(open(path)?), name.display().to_string(), None)
+            }
+            Payload::Object(config, payload) => {
+                let object = Object {
+                    url: config.url.clone(),
+                    payload: payload.clone(),
+                    options: config.options.clone(),
+                    allow_http: config.allow_http,
+                    range: config.range.0,
+                    attempts: config.attempts,
+                    timeout_ms: u64::try_from(config.timeout.as_millis()).unwrap_or(u64::MAX),
+                };
+                (None, format!("{}/{payload}", config.url.trim_end_matches('/')), Some(object))
+            }
+        };
         let hold = order.hold.map(|lease| Lease {
             ms: lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
         });
         let request = Request::Keep {
             key: order.key.clone(),
-            name: name.display().to_string(),
+            name,
+            object,
             priority: order.priority,
             hold,
             wait: order.wait,
         };
-        self.ask(request, Some(file.as_fd()))?;
+        self.ask(request, file.as_ref().map(File::as_fd))?;
         match self.wire.send(&order.manifest, &[], MOST_MANIFEST, Instant::now() + FRAME) {
             Err(e) if e.kind() == Kind::SourceLost => {}
             sent => sent?,

@@ -3,16 +3,16 @@
 use super::{
     ledger::{Key, Place, State},
     store::Inner,
-    thing::{Kept, Thing},
+    thing::{Kept, Origin, Thing},
 };
 use crate::{
     io::{Each, Lane},
-    pipeline::{Filling, Phases, Producer, push_pinned},
+    pipeline::{self, Filling, Phases, Producer, push_pinned},
     source::{FileProducer, fill_from},
 };
 use flashboot_core::{Arena, ArenaSpec, ByteRange, Error, Generation, Kind, Result, ShardId};
 use flashboot_cuda::{Context, CudaArena, CudaArenaConfig};
-use flashboot_memory::HostArena;
+use flashboot_memory::{HostArena, near::prefer_near};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -28,6 +28,9 @@ const OWN: u64 = 0;
 /// Until the agent stops.
 pub(super) fn run(agent: &Inner) {
     while let Some(thing) = agent.next() {
+        // What is staged to be pushed into one GPU lies near it, as far as there is room.
+        let pin_for = agent.config.pin_for.as_ref().filter(|_| thing.key.place == Place::Host);
+        let _near = pin_for.and_then(|device| prefer_near(device.numa_node()));
         // A defect here must not end the agent's only filler, nor leave its waiters waiting.
         let filled = catch_unwind(AssertUnwindSafe(|| fill(agent, &thing)));
         let filled = filled.unwrap_or_else(|_| {
@@ -45,7 +48,7 @@ pub(super) fn run(agent: &Inner) {
 }
 
 /// Stops producing once it is given up.
-struct Stoppable<'p>(FileProducer<'p>, &'p AtomicBool);
+struct Stoppable<'p>(&'p dyn Producer, &'p AtomicBool);
 
 impl Producer for Stoppable<'_> {
     fn produce(&self, lane: &mut Lane, unit: ByteRange, into: &mut [u8], each: &mut Each<'_>) -> Result<()> {
@@ -67,8 +70,8 @@ fn fill(agent: &Inner, thing: &Thing) -> Result<Kept> {
     let spec = ArenaSpec { payload: thing.digests.payload(), shards: 1 };
     stop(&thing.cancel)?;
     // Open no longer than it is read: what replaces it on the disk gets its room.
-    let file = thing.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let file = file.ok_or_else(|| Error::new(Kind::Invalid, "agent", "it was filled before"))?;
+    let origin = thing.origin.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let origin = origin.ok_or_else(|| Error::new(Kind::Invalid, "agent", "it was filled before"))?;
     let (arena, context): (Arc<dyn Arena>, _) = match place {
         Place::Host => (HostArena::create(spec, &agent.config.memory)?.0, None),
         Place::Gpu(uuid) => {
@@ -81,10 +84,19 @@ fn fill(agent: &Inner, thing: &Thing) -> Result<Kept> {
     let _ = thing.filling.set(Arc::clone(&filling));
     let staged = context.and_then(|context| staged(agent, thing, &filling, &context));
     if let Some(Err(error)) = staged {
-        tracing::warn!(image, rank, %error, "not from what was staged: read from its file");
+        tracing::warn!(image, rank, %error, "not from what was staged: read from where it is");
     }
     let phases = Phases::default();
-    fill_from(&file, &Stoppable(FileProducer(&file), &thing.cancel), &filling, &agent.config.fill, &phases)?;
+    let config = &agent.config.fill;
+    match &origin {
+        Origin::File(file) => {
+            let producer = FileProducer(file);
+            fill_from(file, &Stoppable(&producer, &thing.cancel), &filling, config, &phases)?;
+        }
+        Origin::Object(source) => {
+            pipeline::fill(&filling, &Stoppable(&**source, &thing.cancel), config, &phases)?;
+        }
+    }
     if !filling.is_complete() {
         return Err(Error::new(Kind::SourceLost, "agent", "bytes are missing, and nobody said why"));
     }

@@ -4,7 +4,7 @@ use super::{
     ledger::{Key, Place},
     protocol::{Grant, HEARTBEAT, Reply},
     session::Session,
-    thing::{Kept, Thing, host},
+    thing::{Kept, host},
 };
 use crate::pipeline::{Filling, Phases, push_pinned};
 use flashboot_core::{ByteRange, Error, Kind, Location, Locator, Result};
@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 impl Session<'_> {
@@ -43,24 +43,27 @@ impl Session<'_> {
     }
 
     /// Does `work`, which may take long, and gives the client signs of life.
-    fn meanwhile<T: Send>(&self, thing: &Thing, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    pub(super) fn meanwhile<T: Send>(
+        &self,
+        total: u64,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
         let (done, wait) = mpsc::sync_channel(1);
         thread::scope(|scope| {
             let spawned = thread::Builder::new().spawn_scoped(scope, move || {
                 // Nobody waits any more: the client has gone.
                 let _ = done.send(work());
             });
-            spawned.map_err(|e| Error::from_io("clone", &e, "a thread that pins"))?;
+            spawned.map_err(|e| Error::from_io("clone", &e, "a thread that works meanwhile"))?;
             loop {
                 match wait.recv_timeout(HEARTBEAT) {
                     Ok(outcome) => return outcome,
                     Err(mpsc::RecvTimeoutError::Timeout) => {
-                        let total = thing.digests.payload();
                         self.reply(&Reply::Progress { done: 0, total }, &[])?;
                     }
                     Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        let detail = "pinning panicked: a defect of flashboot's";
-                        return Err(Error::new(Kind::Io, "push", detail));
+                        let detail = "it panicked: a defect of flashboot's";
+                        return Err(Error::new(Kind::Io, "agent", detail));
                     }
                 }
             }
@@ -85,22 +88,29 @@ impl Session<'_> {
         let (thing, ..) = self.agent.find(&key).ok_or_else(|| key.absent("push", false))?;
         self.until_ready(&thing)?;
         self.agent.attach(&thing, self.client)?;
-        let push = || -> Result<(u64, Duration)> {
+        let push = || -> Result<(u64, Duration, Arc<Filling>)> {
             let context = self.agent.gpu(uuid)?;
-            let (pins, pinning) = self.meanwhile(&thing, || thing.pins(&context))?;
+            let (pins, pinning) = self.meanwhile(into.payload, || thing.pins(&context))?;
+            let began = Instant::now();
             let arena = CudaArena::attach(&context, descriptor.as_fd(), into, Attach::Write, None)?;
             // The client compares: here it is only said what has been copied.
+            let attached = began.elapsed();
             let filling = Arc::new(Filling::new(arena, None)?);
             only(&filling, missing)?;
             let bytes = push_pinned(&filling, &pins, &Phases::default(), &mut |range| {
                 self.reply(&Reply::Landed { start: range.start, end: range.end }, &[])
             })?;
-            Ok((bytes, pinning))
+            let copied = began.elapsed().saturating_sub(attached);
+            tracing::debug!(bytes, ?attached, ?copied, "pushed");
+            Ok((bytes, pinning, filling))
         };
         let done = push();
         self.agent.detach(&thing, self.client);
-        let (bytes, pinning) = done?;
-        self.reply(&Reply::Pushed { bytes, pin_ms: pinning.as_secs_f64() * 1e3 }, &[])
+        let (bytes, pinning, filling) = done?;
+        let told = self.reply(&Reply::Pushed { bytes, pin_ms: pinning.as_secs_f64() * 1e3 }, &[]);
+        // Unmapping takes milliseconds that nobody need wait for.
+        drop(filling);
+        told
     }
 }
 

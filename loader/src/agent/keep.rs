@@ -4,12 +4,16 @@
 
 use super::{
     ledger::{Holding, Key, Place},
-    protocol::{FRAME, Lease, MOST_MANIFEST, Reply},
+    protocol::{FRAME, Lease, MOST_MANIFEST, Object, Reply},
     session::Session,
+    thing::Origin,
 };
-use crate::io::SourceFile;
+use crate::{
+    io::SourceFile,
+    source::{ObjectConfig, ObjectImage, ObjectSource},
+};
 use flashboot_checkpoint::Manifest;
-use flashboot_core::{ArenaSpec, Error, Kind, Result};
+use flashboot_core::{ArenaSpec, ByteSize, Error, Kind, Result};
 use flashboot_memory::{Layout, pages};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::{
@@ -19,6 +23,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// What a client may have the agent try at most, for each range.
+const MOST_ATTEMPTS: u32 = 100;
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(600);
 /// The longest name of a file that is kept for errors.
 const LONGEST_NAME: usize = 4096;
 
@@ -29,19 +36,30 @@ impl Session<'_> {
         name: &str,
         (priority, hold): (i32, Option<Lease>),
         wait: bool,
-        descriptor: Option<OwnedFd>,
+        (descriptor, object): (Option<OwnedFd>, Option<Object>),
     ) -> Result<()> {
         // Read first, whatever comes of it: the next request begins behind it.
         let manifest = self.wire.receive(MOST_MANIFEST, 0, Instant::now() + FRAME)?;
         let protocol = |what: &str| Error::new(Kind::Protocol, "agent", what.to_owned());
         let (proof, _) = manifest.ok_or_else(|| protocol("a manifest was to follow"))?;
-        let descriptor = descriptor.ok_or_else(|| protocol("the payload's descriptor was to come along"))?;
         let manifest = Manifest::check(&proof, &key.image, &key.rank)?;
         let name: String = name.chars().take(LONGEST_NAME).collect();
-        let file = self.open(&descriptor, Path::new(&name))?;
         let payload = manifest.entry.payload_bytes;
-        if file.len() != payload {
-            let detail = format!("{name}: {payload} bytes needed, {} found", file.len());
+        let (origin, found) = match (descriptor, object) {
+            (Some(descriptor), None) => {
+                let file = self.open(&descriptor, Path::new(&name))?;
+                let len = file.len();
+                (Origin::File(file), len)
+            }
+            (None, Some(object)) => {
+                let source = self.object(object)?;
+                let len = self.meanwhile(payload, || source.measure())?;
+                (Origin::Object(Box::new(source)), len)
+            }
+            _ => return Err(protocol("the payload's descriptor was to come along, or where its object is")),
+        };
+        if found != payload {
+            let detail = format!("{name}: {payload} bytes needed, {found} found");
             return Err(
                 Error::new(Kind::Corrupt, "agent", detail).with_remedy("pack or fetch the image again")
             );
@@ -54,13 +72,34 @@ impl Session<'_> {
         };
         let hold = hold.map(|lease| Holding { lease: lease.ms.map(Duration::from_millis) });
         let digests = Arc::new(manifest.table.digests().clone());
-        let thing = self.agent.want(key, bytes, (priority, hold), (digests, proof.into()), file)?;
+        let thing = self.agent.want(key, bytes, (priority, hold), (digests, proof.into()), origin)?;
         if wait {
             self.until_ready(&thing)?;
         }
         let entry = self.agent.entry(&thing);
         let entry = entry.ok_or_else(|| Error::new(Kind::Cancelled, "agent", "it was given up at once"))?;
         self.reply(&Reply::Kept(entry), &[])
+    }
+
+    /// The payload among objects. What the agent can reach others may not be meant to: it fetches for its own user and for
+    /// root, who need no agent for that.
+    fn object(&self, object: Object) -> Result<ObjectSource> {
+        let (theirs, ours) = (self.wire.peer()?.uid, rustix::process::geteuid().as_raw());
+        if theirs != ours && theirs != 0 {
+            let detail = format!("the agent fetches objects for uid {ours} and root, not for uid {theirs}");
+            return Err(Error::new(Kind::Permission, "agent", detail)
+                .with_remedy("fetch the image to a file, and stage that"));
+        }
+        let Object { url, payload, options, allow_http, range, attempts, timeout_ms } = object;
+        let config = ObjectConfig {
+            url,
+            options,
+            allow_http,
+            range: ByteSize(range),
+            attempts: attempts.min(MOST_ATTEMPTS),
+            timeout: Duration::from_millis(timeout_ms).min(LONGEST_ATTEMPT),
+        };
+        ObjectSource::new(ObjectImage::open(config)?, &payload)
     }
 
     /// The file behind a descriptor that its sender may read.

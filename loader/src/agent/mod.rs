@@ -21,7 +21,7 @@ mod store;
 mod thing;
 
 pub use attached::{AttachedProducer, Target};
-pub use client::{Attached, Client, ClientConfig, Order};
+pub use client::{Attached, Client, ClientConfig, Order, Payload};
 pub use ledger::{Ask, Counts, Entry, Holding, Id, Key, Ledger, Made, Place, State};
 pub use protocol::{MOST_MANIFEST, PROTOCOL_VERSION};
 pub use serve::{SOCKET, ServeConfig, Serving, serve};

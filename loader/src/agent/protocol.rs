@@ -11,12 +11,13 @@ use flashboot_channel::{ErrorWire, local::Wire};
 use flashboot_core::{Error, Kind, Locator, Result};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
+    fmt,
     os::fd::{BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
 /// Of this protocol: both ends say the same, or nothing happens.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// The longest manifest that is taken.
 pub const MOST_MANIFEST: usize = 256 << 20;
 /// The longest request: a push names the ranges that are missing.
@@ -39,11 +40,13 @@ pub(super) struct Envelope {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request {
-    /// Have this in memory. With the payload's descriptor; a frame with the manifest follows.
+    /// Have this in memory. With the payload's descriptor, unless it is an object; a frame with the manifest follows.
     Keep {
         key: Key,
         /// What the payload's file is called, for errors.
         name: String,
+        /// Where the payload is, if it is in no file.
+        object: Option<Object>,
         priority: i32,
         /// Hold it; else stage it.
         hold: Option<Lease>,
@@ -66,6 +69,25 @@ pub(super) enum Request {
     Evict { image: Option<String>, rank: Option<String>, place: Option<Place> },
     /// Make room for somebody else at a place.
     Room { place: Place, bytes: u64, priority: i32 },
+}
+
+/// A payload among objects, and how it is fetched. Values of options may be secrets.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Object {
+    pub(super) url: String,
+    pub(super) payload: String,
+    pub(super) options: Vec<(String, String)>,
+    pub(super) allow_http: bool,
+    pub(super) range: u64,
+    pub(super) attempts: u32,
+    pub(super) timeout_ms: u64,
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, payload, .. } = self;
+        f.debug_struct("Object").field("url", url).field("payload", payload).finish_non_exhaustive()
+    }
 }
 
 /// For how long nobody may use it before it goes; `None`: for ever.

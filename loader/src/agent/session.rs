@@ -72,8 +72,8 @@ impl Session<'_> {
 
     fn answer(&self, request: Request, descriptor: Option<OwnedFd>) -> Result<()> {
         match request {
-            Request::Keep { key, name, priority, hold, wait } => {
-                self.keep(key, &name, (priority, hold), wait, descriptor)
+            Request::Keep { key, name, object, priority, hold, wait } => {
+                self.keep(key, &name, (priority, hold), wait, (descriptor, object))
             }
             Request::Attach { key, held } => self.attach(&key, held),
             Request::Push { image, rank, into, missing } => {

@@ -6,12 +6,12 @@ use super::{
     ledger::{Key, Place, State},
 };
 use crate::{
-    pipeline::{Filling, Phase, fill, verify_landed},
+    pipeline::{Filling, Phase, fill, push, verify_landed},
     source::{Delivered, Load, Source, SourceKind},
 };
 use flashboot_core::{Arena as _, Error, Generation, Kind, Result};
 use flashboot_cuda::CudaArena;
-use std::{os::fd::AsFd as _, sync::Arc};
+use std::{os::fd::AsFd as _, sync::Arc, time::Instant};
 
 /// Host memory that the agent filled ahead. Into host memory it is copied and verified; into a GPU's the agent pushes it, out
 /// of memory that it has pinned, and this process verifies what landed.
@@ -45,13 +45,18 @@ impl StagedSource {
         let into = locator(arena.context(), sizes, generation)?;
         let descriptor = arena.export_fd()?;
         let phases = load.phases();
+        let (began, mut first) = (Instant::now(), None);
         let pinning = client.push(
             (&key.image, &key.rank),
             &into,
             descriptor.as_fd(),
             &filling.missing(),
-            &mut |range| phases.time(Phase::Verify, || verify_landed(filling, arena, range)),
+            &mut |range| {
+                first.get_or_insert_with(|| began.elapsed());
+                phases.time(Phase::Verify, || verify_landed(filling, arena, range))
+            },
         )?;
+        tracing::debug!(?first, all = ?began.elapsed(), "the agent has pushed");
         phases.add(Phase::Pin, pinning);
         Ok(())
     }
@@ -77,10 +82,7 @@ impl Source for StagedSource {
         if let Some(arena) = gpu {
             match self.by_push(load, &key, &arena, filling) {
                 Ok(()) => return Ok(Delivered::Filled),
-                // What landed wrong is wrong in the agent's memory too; a lost context is lost.
-                Err(e) if matches!(e.kind(), Kind::Corrupt | Kind::ContextLost | Kind::SourceLost) => {
-                    return Err(e);
-                }
+                Err(e) if is_final(&e) => return Err(e),
                 Err(error) => {
                     tracing::warn!(%error, "the agent does not push; this process copies by itself");
                 }
@@ -89,9 +91,33 @@ impl Source for StagedSource {
         let client = dial(load, &self.agent)?;
         let attached = load.phases().time(Phase::IoWait, || client.attach(&key, false))?;
         fits(&attached, load.wanted().payload)?;
-        fill(filling, &AttachedProducer::map(attached)?, load.config(), load.phases())?;
+        let from = AttachedProducer::map(attached)?;
+        if CudaArena::from_arena(filling.arena()).is_some() {
+            match self_pin(load, filling, &from) {
+                Ok(()) => return Ok(Delivered::Filled),
+                Err(e) if is_final(&e) => return Err(e),
+                Err(error) => {
+                    tracing::warn!(%error, "what was staged is not pinned where it is; copied through pinned windows");
+                }
+            }
+        }
+        fill(filling, &from, load.config(), load.phases())?;
         Ok(Delivered::Filled)
     }
+}
+
+/// Whether no other way to copy the same bytes helps: what landed wrong is wrong in the agent's memory too; a lost context is
+/// lost, and so is a lost agent.
+fn is_final(e: &Error) -> bool {
+    matches!(e.kind(), Kind::Corrupt | Kind::ContextLost | Kind::SourceLost)
+}
+
+/// Copies what is missing out of the agent's memory itself, which this process pins where it is and unpins once the load is
+/// accounted for.
+fn self_pin(load: &Load, filling: &Filling, from: &AttachedProducer) -> Result<()> {
+    let (_, leftover) = push(filling, &from.full(), load.config(), load.phases())?;
+    load.leave(leftover);
+    Ok(())
 }
 
 impl HeldSource {

@@ -6,9 +6,9 @@
 use super::{
     filler,
     ledger::{Ask, ClientId, Counts, Entry, Holding, Id, Key, Ledger, Made, Place, State},
-    thing::{Kept, Proof, Thing},
+    thing::{Kept, Origin, Proof, Thing},
 };
-use crate::{io::SourceFile, pipeline::FillConfig};
+use crate::pipeline::FillConfig;
 use flashboot_core::{Error, Kind, Result};
 use flashboot_cuda::{Context, Device};
 use flashboot_memory::{HostArenaConfig, PageKind, budget, pages};
@@ -156,7 +156,7 @@ impl Inner {
         bytes: u64,
         (priority, hold): (i32, Option<Holding>),
         proof: Proof,
-        file: SourceFile,
+        origin: Origin,
     ) -> Result<Arc<Thing>> {
         let free = self.free(&key.place)?;
         let ask = Ask { key: key.clone(), bytes, priority, hold, free };
@@ -173,7 +173,7 @@ impl Inner {
             Made::New(id, victims) => (id, victims),
         };
         let gone = books.take(&victims);
-        let thing = Arc::new(Thing::new(id, key, proof, file));
+        let thing = Arc::new(Thing::new(id, key, proof, origin));
         books.things.insert(id, Arc::clone(&thing));
         drop(books);
         give_back(gone, "for another image");

@@ -4,6 +4,7 @@ use super::ledger::{Id, Key};
 use crate::{
     io::SourceFile,
     pipeline::{Filling, Pins},
+    source::ObjectSource,
 };
 use flashboot_core::{Arena, Digests, Error, Generation, Kind, Result};
 use flashboot_cuda::Context;
@@ -22,8 +23,8 @@ pub(super) struct Thing {
     pub(super) digests: Arc<Digests>,
     /// What proves it to who has the image's id alone.
     pub(super) manifest: Arc<[u8]>,
-    /// Until it is filled.
-    pub(super) file: Mutex<Option<SourceFile>>,
+    /// Where it comes from, until it is filled.
+    pub(super) origin: Mutex<Option<Origin>>,
     /// It was given up: whoever fills it stops.
     pub(super) cancel: AtomicBool,
     pub(super) filling: OnceLock<Arc<Filling>>,
@@ -36,6 +37,15 @@ pub(super) struct Thing {
 
 /// What proves an arena's bytes, and the bytes that prove that.
 pub(super) type Proof = (Arc<Digests>, Arc<[u8]>);
+
+/// Where a payload comes from.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// A file that its sender may read.
+    File(SourceFile),
+    /// An object.
+    Object(Box<ObjectSource>),
+}
 
 /// Memory that is full and verified.
 #[derive(Debug, Clone)]
@@ -51,13 +61,13 @@ pub(super) fn host(arena: &Arc<dyn Arena>) -> Result<Arc<HostArena>> {
 }
 
 impl Thing {
-    pub(super) fn new(id: Id, key: Key, (digests, manifest): Proof, file: SourceFile) -> Self {
+    pub(super) fn new(id: Id, key: Key, (digests, manifest): Proof, origin: Origin) -> Self {
         Self {
             id,
             key,
             digests,
             manifest,
-            file: Mutex::new(Some(file)),
+            origin: Mutex::new(Some(origin)),
             cancel: AtomicBool::new(false),
             filling: OnceLock::new(),
             kept: OnceLock::new(),

@@ -120,17 +120,26 @@ impl Lane {
         Ok(())
     }
 
+    /// Whether all of these bytes are in the page cache at this moment: then a read is a copy, to wherever they belong.
+    pub(crate) fn is_cached(&self, file: &SourceFile, offset: u64, len: usize) -> bool {
+        self.way_of(file, offset, len, false) == Some(Way::Cached)
+    }
+
     /// How these bytes are best read; `None` where parts of them should be asked about.
     fn way(&self, file: &SourceFile, offset: u64, into: &[u8], cuttable: bool) -> Option<Way> {
-        let call = Call { file, offset, len: into.len(), direct: false };
-        let pages = (offset + into.len() as u64).min(file.len()).div_ceil(4096).saturating_sub(offset / 4096);
+        self.way_of(file, offset, into.len(), cuttable)
+    }
+
+    fn way_of(&self, file: &SourceFile, offset: u64, len: usize, cuttable: bool) -> Option<Way> {
+        let call = Call { file, offset, len, direct: false };
+        let pages = (offset + len as u64).min(file.len()).div_ceil(4096).saturating_sub(offset / 4096);
         // Pages may be larger than 4 KiB: then fewer are all of them.
         let page = rustix::param::page_size() as u64 / 4096;
         let uncached = if file.is_direct() { Way::Direct } else { Way::Buffered };
         match self.io.ops.cached(&call) {
             None | Some(0) => Some(uncached),
             Some(n) if n.saturating_mul(page.max(1)) >= pages => Some(Way::Cached),
-            Some(_) if cuttable && into.len() > self.io.config.piece_len() => None,
+            Some(_) if cuttable && len > self.io.config.piece_len() => None,
             // A direct read takes nothing from what is cached, and brings nothing in.
             Some(_) => Some(if file.is_direct() { Way::Direct } else { Way::Mixed }),
         }

@@ -1,5 +1,6 @@
 //! An arena, and what of it is there.
 
+use super::Proof;
 use flashboot_core::{Arena, BLOCK, BlockDigest, ByteRange, Digests, Error, Kind, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,25 +8,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Filling {
     arena: Arc<dyn Arena>,
-    digests: Option<Arc<Digests>>,
+    proof: Proof,
     block: u64,
     done: Mutex<Vec<bool>>,
 }
 
 impl Filling {
-    /// Nothing of `arena` is there yet. Without `digests` nothing can be verified, and blocks are marked as they are written.
+    /// Nothing of `arena` is there yet. Without digests nothing can be verified, and blocks are marked as they are written.
     ///
     /// # Errors
     /// [`Kind::Mismatch`] when the digests are of another payload.
-    pub fn new(arena: Arc<dyn Arena>, digests: Option<Arc<Digests>>) -> Result<Self> {
-        let payload = arena.payload();
-        if let Some(digests) = digests.as_ref().filter(|digests| digests.payload() != payload) {
-            let detail = format!("digests of {} bytes for an arena of {payload}", digests.payload());
+    pub fn new(arena: Arc<dyn Arena>, proof: impl Into<Proof>) -> Result<Self> {
+        let (payload, proof) = (arena.payload(), proof.into());
+        if let Some(found) = proof.payload().filter(|found| *found != payload) {
+            let detail = format!("digests of {found} bytes for an arena of {payload}");
             return Err(Error::new(Kind::Mismatch, "load", detail));
         }
-        let block = digests.as_ref().map_or(BLOCK, |digests| digests.block());
+        let block = proof.block().unwrap_or(BLOCK);
         let blocks = usize::try_from(payload.div_ceil(block)).unwrap_or(usize::MAX);
-        Ok(Self { arena, digests, block, done: Mutex::new(vec![false; blocks]) })
+        Ok(Self { arena, proof, block, done: Mutex::new(vec![false; blocks]) })
     }
 
     /// The arena.
@@ -33,9 +34,17 @@ impl Filling {
         &self.arena
     }
 
-    /// What proves it.
-    pub fn digests(&self) -> Option<&Arc<Digests>> {
-        self.digests.as_ref()
+    /// What proves it, once it is known; `None` where nothing does.
+    ///
+    /// # Errors
+    /// Those of [`Proof::get`].
+    pub fn digests(&self) -> Result<Option<&Arc<Digests>>> {
+        self.proof.get()
+    }
+
+    /// Whether something proves it. Does not wait.
+    pub fn is_proved(&self) -> bool {
+        self.proof.is_some()
     }
 
     /// Bytes of a block.
@@ -81,9 +90,9 @@ impl Filling {
     /// blocks that were.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] naming the first that is not; the others are marked all the same.
+    /// [`Kind::Corrupt`] naming the first that is not; the others are marked all the same. Those of [`Proof::get`].
     pub fn verified(&self, first: u64, found: &[BlockDigest]) -> Result<u64> {
-        let Some(digests) = &self.digests else {
+        let Some(digests) = self.proof.get()? else {
             return Err(Error::new(Kind::Invalid, "verify", "there are no digests to compare with"));
         };
         let bad = digests.mismatches(first, found);
@@ -111,7 +120,7 @@ impl Filling {
     /// # Errors
     /// [`Kind::Invalid`] where there are.
     pub fn written(&self, range: ByteRange) -> Result<()> {
-        if self.digests.is_some() {
+        if self.is_proved() {
             return Err(Error::new(Kind::Invalid, "verify", "these bytes have digests to be compared with"));
         }
         self.mark(range);
@@ -211,7 +220,7 @@ mod tests {
         let (other, _) = filling(4096, true);
         let spec = ArenaSpec { payload: 8192, shards: 1 };
         let arena = HostArena::create(spec, &HostArenaConfig::default()).unwrap().0;
-        let e = Filling::new(arena, other.digests().cloned()).unwrap_err();
+        let e = Filling::new(arena, other.digests().unwrap().cloned()).unwrap_err();
         assert_eq!(e.kind(), Kind::Mismatch);
     }
 }

@@ -4,6 +4,7 @@ use super::{FillConfig, Filling, Phase, Phases, Producer, workers::Queue};
 use crate::{budget::Permit, io::Lane};
 use flashboot_core::{ByteRange, Error, Kind, Result};
 use flashboot_cuda::{CudaArena, HostBytes, Pinned, Stream, Upload};
+use flashboot_memory::near::prefer_near;
 use std::{
     collections::VecDeque,
     sync::{
@@ -13,6 +14,8 @@ use std::{
     time::Instant,
 };
 
+/// What windows are multiples of: whatever a file's direct reads are aligned to.
+const GRAIN: u64 = 64 << 10;
 /// Windows of one thread: one is filled while the other is copied.
 const WINDOWS: usize = 2;
 
@@ -23,9 +26,9 @@ pub(super) fn fill(
     config: &FillConfig,
     phases: &Phases,
 ) -> Result<u64> {
-    let blocks = (config.window.0 / filling.block()).max(1);
-    let units = filling.units(blocks);
-    let window = units.iter().map(|range| range.len()).max().unwrap_or(0);
+    let window = (config.window.0 / GRAIN).max(1).saturating_mul(GRAIN).max(producer.at_least());
+    let units = filling.units((window / filling.block()).max(1));
+    let window = units.iter().map(|range| range.len()).max().unwrap_or(0).min(window);
     // As many threads as the budget has windows for; one always works.
     let affordable = config.budget.limit() / window.saturating_mul(WINDOWS as u64).max(1);
     let affordable = usize::try_from(affordable).unwrap_or(usize::MAX);
@@ -35,6 +38,8 @@ pub(super) fn fill(
     let queue = Queue::new(&units);
     queue.run(threads, |queue| {
         let mine = turn.fetch_add(1, Ordering::Relaxed);
+        // Windows are taken on this thread: near the GPU that reads them.
+        let _near = prefer_near(arena.context().device().numa_node());
         let Some(stream) = streams.get(mine % streams.len()) else { return Ok(()) };
         let mut worker = Worker {
             filling,
@@ -65,8 +70,8 @@ struct Worker<'w> {
     window: u64,
     lane: Lane,
     idle: Vec<Arc<Pinned>>,
-    /// Copies under way, the oldest first, each with its window.
-    flying: VecDeque<(Upload, Arc<Pinned>, ByteRange)>,
+    /// Copies under way, the oldest first, each with its window; and the unit that is all there after it.
+    flying: VecDeque<(Upload, Arc<Pinned>, Option<ByteRange>)>,
     made: usize,
     permit: Option<Permit>,
 }
@@ -74,17 +79,22 @@ struct Worker<'w> {
 impl Worker<'_> {
     fn work(&mut self, queue: &Queue<'_>, producer: &dyn Producer) -> Result<()> {
         while let Some(unit) = queue.take() {
-            let mut window = self.window()?;
-            let began = Instant::now();
-            let len = usize::try_from(unit.len()).unwrap_or(usize::MAX);
-            let busy = || Error::new(Kind::Busy, "load", "a window is still being copied");
-            let bytes = Arc::get_mut(&mut window).ok_or_else(busy)?.as_mut_slice();
-            let bytes = bytes.get_mut(..len).ok_or_else(busy)?;
-            producer.produce(&mut self.lane, unit, bytes, &mut |_, _| Ok(()))?;
-            self.phases.add_share(Phase::Read, began.elapsed(), self.threads);
-            let from = HostBytes::Pinned(Arc::clone(&window));
-            let upload = self.arena.upload(self.stream, unit.start, &from, 0, len)?;
-            self.flying.push_back((upload, window, unit));
+            let mut start = unit.start;
+            while start < unit.end {
+                let piece = ByteRange::new(start, start.saturating_add(self.window).min(unit.end));
+                let mut window = self.window()?;
+                let began = Instant::now();
+                let len = usize::try_from(piece.len()).unwrap_or(usize::MAX);
+                let busy = || Error::new(Kind::Busy, "load", "a window is still being copied");
+                let bytes = Arc::get_mut(&mut window).ok_or_else(busy)?.as_mut_slice();
+                let bytes = bytes.get_mut(..len).ok_or_else(busy)?;
+                producer.produce(&mut self.lane, piece, bytes, &mut |_, _| Ok(()))?;
+                self.phases.add_share(Phase::Read, began.elapsed(), self.threads);
+                let from = HostBytes::Pinned(Arc::clone(&window));
+                let upload = self.arena.upload(self.stream, piece.start, &from, 0, len)?;
+                self.flying.push_back((upload, window, (piece.end == unit.end).then_some(unit)));
+                start = piece.end;
+            }
         }
         while !self.flying.is_empty() {
             self.land()?;
@@ -116,7 +126,7 @@ impl Worker<'_> {
         self.idle.pop().ok_or_else(|| Error::new(Kind::Busy, "load", "no window is left"))
     }
 
-    /// Waits for the oldest copy and verifies it.
+    /// Waits for the oldest copy, and verifies the unit that it completes: copies of one thread land in order.
     fn land(&mut self) -> Result<()> {
         let Some((upload, window, unit)) = self.flying.pop_front() else { return Ok(()) };
         let began = Instant::now();
@@ -124,8 +134,10 @@ impl Worker<'_> {
         self.phases.add_share(Phase::H2d, began.elapsed(), self.threads);
         self.idle.push(window);
         let began = Instant::now();
-        verify(self.filling, self.arena, unit)?;
-        self.phases.add_share(Phase::Verify, began.elapsed(), self.threads);
+        if let Some(unit) = unit {
+            verify(self.filling, self.arena, unit)?;
+            self.phases.add_share(Phase::Verify, began.elapsed(), self.threads);
+        }
         Ok(())
     }
 }
@@ -135,9 +147,11 @@ impl Worker<'_> {
 /// # Errors
 /// [`Kind::Corrupt`](flashboot_core::Kind::Corrupt) naming the first block that is wrong; the driver's.
 pub fn verify(filling: &Filling, arena: &CudaArena, unit: ByteRange) -> Result<()> {
-    if filling.digests().is_none() {
+    if !filling.is_proved() {
         return filling.written(unit);
     }
+    // Known before anything is hashed: until then the GPU has only copies to do.
+    filling.digests()?;
     let found = arena.digests(unit, filling.block())?;
     filling.verified(unit.start / filling.block(), &found).map(drop).map_err(|e| {
         let on_gpu = Error::new(e.kind(), e.op(), format!("{} on the GPU", e.detail()));

@@ -73,7 +73,7 @@ fn one(
 ) -> Result<Made> {
     let began = Instant::now();
     let mut verifying = Duration::ZERO;
-    let Some(digests) = filling.digests() else {
+    let Some(digests) = filling.digests()? else {
         producer.produce(lane, unit, bytes, &mut |_, _| Ok(()))?;
         return Ok(Made { found: None, reading: began.elapsed(), verifying });
     };

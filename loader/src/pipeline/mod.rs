@@ -10,13 +10,16 @@ mod gpu;
 mod hashing;
 mod host;
 mod phases;
+mod proof;
 mod push;
 mod workers;
 
 pub use filling::Filling;
 pub use gpu::verify as verify_landed;
 pub use phases::{Phase, Phases, PhasesMs};
-pub use push::{Pins, push, push_pinned};
+pub use proof::{Proof, Teller};
+use push::SEGMENT;
+pub use push::{Full, Leftover, Pins, push, push_pinned};
 
 use crate::{
     budget::Budget,
@@ -33,8 +36,10 @@ pub struct FillConfig {
     pub io: Io,
     /// Threads that produce; at least one works.
     pub threads: usize,
-    /// Bytes of one pinned window, of two a thread; rounded down to whole blocks, at least one.
+    /// Bytes of one pinned window, of two a thread; rounded down to 64 KiB, at least that.
     pub window: ByteSize,
+    /// Bytes pinned at a time of memory that is full already, and of one copy out of it; rounded as windows are.
+    pub segment: ByteSize,
     /// Bytes of pinned windows that may be in flight: threads beyond it do not start.
     pub budget: Budget,
     /// The longest a thread waits for its windows.
@@ -42,7 +47,7 @@ pub struct FillConfig {
 }
 
 impl FillConfig {
-    /// Two threads more than cores, so that a disk stays busy while cores hash, at most 16; windows of 16 MiB: larger ones copy
+    /// Two threads more than cores, so that a disk stays busy while cores hash, at most 16; windows of 4 MiB: larger ones copy
     /// a little faster and take longer to pin than that gains; a budget of [`Budget::DEFAULT`].
     ///
     /// # Errors
@@ -52,7 +57,8 @@ impl FillConfig {
         Ok(Self {
             io: Io::new(io)?,
             threads: cores.saturating_add(2).min(16),
-            window: ByteSize::mib(16),
+            window: ByteSize::mib(4),
+            segment: ByteSize(SEGMENT),
             budget: Budget::new(Budget::DEFAULT),
             patience: Duration::from_secs(60),
         })
@@ -64,6 +70,11 @@ pub trait Producer: Sync {
     /// Fills `into`, which is `unit` of the payload, and hands finished pieces to `each` where they come one by one: counted
     /// from the unit's first byte. Called from several threads at once, for units that do not overlap.
     fn produce(&self, lane: &mut Lane, unit: ByteRange, into: &mut [u8], each: &mut Each<'_>) -> Result<()>;
+
+    /// Bytes that one call had better be asked for, where what it reads from is far away.
+    fn at_least(&self) -> u64 {
+        0
+    }
 }
 
 /// Fills what is missing of `filling`; the bytes that were. Blocks.

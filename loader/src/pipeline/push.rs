@@ -1,21 +1,71 @@
 //! From host memory that is full already into a GPU's: pinned segment by segment ahead of the copy, or pinned once for many
 //! pushes; copied on two streams, and verified on the GPU by whoever has the digests. What a staged image takes.
+//!
+//! What was pinned for one push is unpinned by whoever gets its [`Leftover`]: the driver pins and unpins one at a time, so
+//! unpinning behind the copy would hold up the pinning ahead of it.
 
 use super::{FillConfig, Filling, Phase, Phases, gpu::verify};
 use flashboot_core::{Arena as _, ByteRange, Error, Kind, Result};
 use flashboot_cuda::{Context, CudaArena, HostBytes, Registered, Stream, Upload};
-use flashboot_memory::HostArena;
+use flashboot_memory::{HostArena, ImportedArena};
 use std::{
     collections::VecDeque,
     sync::{Arc, mpsc},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Bytes pinned at a time, and of one copy: from here on both run at their full rate.
-const SEGMENT: u64 = 256 << 20;
+pub(super) const SEGMENT: u64 = 256 << 20;
 /// Segments pinned and not yet copied.
 const AHEAD: usize = 2;
+/// Threads that fill the page table of memory that is another's, ahead of the one that pins: one keeps pace with pinning
+/// pages of 4 KiB, hardly.
+const TOUCHERS: usize = 2;
+/// Filling a page table takes milliseconds; whoever it takes longer leaves it to who pins.
+const TOUCHING: Duration = Duration::from_secs(10);
+
+/// Host memory that holds a whole payload.
+#[derive(Debug, Clone)]
+pub enum Full {
+    /// An arena of this process.
+    Own(Arc<HostArena>),
+    /// Another process's, which this one may only read.
+    Attached(Arc<ImportedArena>),
+}
+
+impl Full {
+    fn payload(&self) -> u64 {
+        match self {
+            Self::Own(arena) => arena.payload(),
+            Self::Attached(import) => import.payload(),
+        }
+    }
+
+    fn pin(&self, context: &Context, unit: ByteRange) -> Result<Registered> {
+        match self {
+            Self::Own(arena) => Registered::arena(context, arena, unit),
+            Self::Attached(import) => Registered::attached(context, import, unit),
+        }
+    }
+}
+
+/// What a push has pinned. Dropping it unpins: about 20 ms a GiB.
+#[derive(Debug, Default)]
+#[must_use = "dropping it unpins, which takes time"]
+pub struct Leftover(Vec<Arc<Registered>>);
+
+impl Leftover {
+    /// Unpins, and adds what that takes to `phases`.
+    pub fn unpin(self, phases: &Phases) {
+        phases.time(Phase::Unpin, || drop(self));
+    }
+
+    /// Registrations that are left.
+    pub fn segments(&self) -> usize {
+        self.0.len()
+    }
+}
 
 /// A host arena that is pinned where it is, for as long as this lives: for many pushes, into any GPU.
 #[derive(Debug)]
@@ -64,11 +114,67 @@ fn invalid(what: String) -> Error {
 /// # Errors
 /// [`Kind::Invalid`] for arenas of other kinds or lengths, [`Kind::Corrupt`] where what was staged is not what the digests
 /// say, the driver's; what was verified stays marked.
-pub fn push(filling: &Filling, staged: &Arc<HostArena>, config: &FillConfig, phases: &Phases) -> Result<u64> {
+pub fn push(
+    filling: &Filling,
+    staged: &Full,
+    config: &FillConfig,
+    phases: &Phases,
+) -> Result<(u64, Leftover)> {
     let arena = into(filling, staged.payload())?;
-    let blocks = (config.window.0.max(SEGMENT) / filling.block()).max(1);
-    let pin = |unit| Ok((Arc::new(Registered::arena(arena.context(), staged, unit)?), 0));
-    copy(filling, &arena, &filling.units(blocks), &pin, phases, &mut |_| Ok(()))
+    let blocks = (config.segment.0 / filling.block()).max(1);
+    let units = filling.units(blocks);
+    thread::scope(|scope| {
+        let touched = match staged {
+            Full::Own(_) => Vec::new(),
+            Full::Attached(import) => touch(scope, import, &units),
+        };
+        let context = arena.context();
+        let mut turn = 0_usize;
+        let pin = move |unit| {
+            if let Some(touched) = turn.checked_rem(touched.len()).and_then(|mine| touched.get(mine)) {
+                // Where its thread has ended early, whoever pins faults the pages in.
+                let _ = phases.time(Phase::IoWait, || touched.recv());
+            }
+            turn = turn.wrapping_add(1);
+            Ok((Arc::new(staged.pin(context, unit)?), 0))
+        };
+        let mut kept = Leftover::default();
+        let bytes = copy(filling, &arena, &units, pin, phases, &mut |_, pinned| {
+            kept.0.push(pinned);
+            Ok(())
+        })?;
+        Ok((bytes, kept))
+    })
+}
+
+/// Fills the page table for `units`, in their order, on threads that take turns; each says when one is done.
+fn touch<'s>(
+    scope: &'s thread::Scope<'s, '_>,
+    import: &Arc<ImportedArena>,
+    units: &[ByteRange],
+) -> Vec<mpsc::Receiver<()>> {
+    let mut touched = Vec::new();
+    for first in 0..TOUCHERS.min(units.len()) {
+        let (done, receiver) = mpsc::channel();
+        let units: Vec<_> = units.iter().skip(first).step_by(TOUCHERS).copied().collect();
+        let import = Arc::clone(import);
+        let spawned = thread::Builder::new().spawn_scoped(scope, move || {
+            let deadline = Instant::now() + TOUCHING;
+            let mut units = units.into_iter();
+            // Until it takes too long, or nobody pins any more.
+            while units
+                .next()
+                .is_some_and(|unit| import.populate_range(unit, deadline) && done.send(()).is_ok())
+            {
+            }
+        });
+        if spawned.is_err() {
+            // Without them pinning is slower, no worse.
+            return Vec::new();
+        }
+        touched.push(receiver);
+    }
+    touched
 }
 
 /// The same out of memory that is pinned already. `landed` hears of every range once it is in place and, where the filling has
@@ -85,7 +191,7 @@ pub fn push_pinned(
     let arena = into(filling, pins.bytes())?;
     // No copy crosses from one registration into the next.
     let units: Vec<_> = filling.units((SEGMENT / filling.block()).max(1)).into_iter().flat_map(cut).collect();
-    copy(filling, &arena, &units, &|unit| pins.of(unit), phases, landed)
+    copy(filling, &arena, &units, |unit| pins.of(unit), phases, &mut |unit, _| landed(unit))
 }
 
 /// `unit` where it meets multiples of [`SEGMENT`], which are whole blocks.
@@ -108,21 +214,20 @@ fn into(filling: &Filling, staged: u64) -> Result<Arc<CudaArena>> {
     Ok(arena)
 }
 
-/// Gives the registration of a unit, and where in it the unit begins.
-type Pin<'p> = dyn Fn(ByteRange) -> Result<(Arc<Registered>, usize)> + Sync + 'p;
-
+/// Copies `units`: `pin`, on a thread of its own, gives the registration of each and where in it the unit begins; `landed`
+/// hears of each once it is in place and verified, and keeps the registration or does not.
 fn copy(
     filling: &Filling,
     arena: &Arc<CudaArena>,
     units: &[ByteRange],
-    pin: &Pin<'_>,
+    mut pin: impl FnMut(ByteRange) -> Result<(Arc<Registered>, usize)> + Send,
     phases: &Phases,
-    landed: &mut dyn FnMut(ByteRange) -> Result<()>,
+    landed: &mut dyn FnMut(ByteRange, Arc<Registered>) -> Result<()>,
 ) -> Result<u64> {
     let streams = [Arc::new(Stream::new(arena.context())?), Arc::new(Stream::new(arena.context())?)];
     let (give, pinned) = mpsc::sync_channel::<Result<(ByteRange, Arc<Registered>, usize)>>(AHEAD - 1);
     thread::scope(|scope| {
-        let pinner = || {
+        let pinner = move || {
             for unit in units {
                 let began = Instant::now();
                 let registered = pin(*unit);
@@ -142,8 +247,7 @@ fn copy(
             let Some((upload, registered, unit)) = flying.pop_front() else { return Ok(()) };
             phases.time(Phase::H2d, || upload.wait())?;
             phases.time(Phase::Verify, || verify(filling, arena, unit))?;
-            phases.time(Phase::Unpin, || drop(registered));
-            landed(unit)
+            landed(unit, registered)
         };
         for (segment, stream) in pinned.into_iter().zip(streams.iter().cycle()) {
             let (unit, registered, at) = segment?;

@@ -4,7 +4,7 @@ use super::view::{Slab, View};
 use crate::budget::{Budget, Permit};
 use flashboot_core::{ByteSize, Error, Kind, Result};
 use flashboot_cuda::{Context, Pinned};
-use flashboot_memory::Buffer;
+use flashboot_memory::{Buffer, near::prefer_near};
 use serde::Serialize;
 use std::{
     collections::HashMap,
@@ -149,7 +149,10 @@ impl SlabPool {
         drop(unused);
         let made = match (kept, &self.0.pin) {
             (Some(memory), _) => Ok(memory),
-            (None, Some(context)) => Pinned::new(context, len).map(Memory::Pinned),
+            (None, Some(context)) => {
+                let _near = prefer_near(context.device().numa_node());
+                Pinned::new(context, len).map(Memory::Pinned)
+            }
             (None, None) => Buffer::new(len).map(Memory::Plain),
         };
         let mut state = self.0.lock();

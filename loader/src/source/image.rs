@@ -3,23 +3,26 @@
 use super::{Delivered, Load, Source, SourceKind};
 use crate::{
     io::{Each, Lane, SourceFile},
-    pipeline::{FillConfig, Filling, Phases, Producer, fill},
+    pipeline::{FillConfig, Filling, Phases, Producer, Proof, fill},
 };
 use flashboot_core::{ByteRange, Digests, Error, Kind, Result};
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A rank image's payload on a file system. What it holds is known by its digests: those that it was packed with, and
 /// those that are wanted, must be the same.
 #[derive(Debug, Clone)]
 pub struct ImageSource {
     path: PathBuf,
-    digests: Digests,
+    digests: Proof,
 }
 
 impl ImageSource {
     /// The payload at `path`, which its table says has `digests`.
-    pub fn new(path: &Path, digests: Digests) -> Self {
-        Self { path: path.into(), digests }
+    pub fn new(path: &Path, digests: impl Into<Proof>) -> Self {
+        Self { path: path.into(), digests: digests.into() }
     }
 }
 
@@ -33,7 +36,11 @@ impl Source for ImageSource {
     }
 
     fn probe(&self, load: &Load) -> Result<()> {
-        if load.wanted().digests.as_ref().is_some_and(|wanted| **wanted != self.digests) {
+        let (wanted, holds) = (load.wanted().digests.get()?, self.digests.get()?);
+        let same = |wanted: &Arc<Digests>| {
+            holds.is_some_and(|holds| Arc::ptr_eq(wanted, holds) || **wanted == **holds)
+        };
+        if wanted.is_some_and(|wanted| !same(wanted)) {
             let detail = format!("{}: holds other bytes than those that are wanted", self.path.display());
             return Err(Error::new(Kind::Mismatch, "load", detail));
         }

@@ -15,8 +15,8 @@ pub use image::{FileProducer, ImageSource};
 pub use object::{ObjectConfig, ObjectImage, ObjectSource};
 pub use report::{LoadReport, Skip, SourceKind, Used};
 
-use crate::pipeline::{FillConfig, Filling, Phase, Phases};
-use flashboot_core::{Arena, Digests, Error, Kind, Result, Retry};
+use crate::pipeline::{FillConfig, Filling, Leftover, Phase, Phases, Proof};
+use flashboot_core::{Arena, Error, Kind, Result, Retry};
 use std::{
     fmt,
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -33,7 +33,7 @@ pub struct Wanted {
     /// Payload bytes.
     pub payload: u64,
     /// What proves every block; a stock checkpoint alone has nothing.
-    pub digests: Option<Arc<Digests>>,
+    pub digests: Proof,
 }
 
 /// Makes the arena, once somebody wants to fill one.
@@ -47,6 +47,7 @@ pub struct Load {
     making: Mutex<()>,
     phases: Phases,
     config: FillConfig,
+    leftovers: Mutex<Vec<Leftover>>,
 }
 
 /// What a source did.
@@ -93,6 +94,7 @@ impl Load {
             making: Mutex::new(()),
             phases: Phases::default(),
             config,
+            leftovers: Mutex::default(),
         }
     }
 
@@ -132,6 +134,18 @@ impl Load {
     /// Bytes that are there: how far it is.
     pub fn bytes(&self) -> u64 {
         self.filling.get().map_or(0, |filling| filling.bytes())
+    }
+
+    /// Keeps what a source has pinned until [`settle`](Self::settle), or the load's end.
+    pub(crate) fn leave(&self, leftover: Leftover) {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).push(leftover);
+    }
+
+    /// Unpins what sources have pinned, and accounts for it. The arena is good before: whoever only wants the bytes need not
+    /// wait for this, and whoever drops the load does it too.
+    pub fn settle(&self) {
+        let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
+        leftovers.into_iter().for_each(|leftover| leftover.unpin(&self.phases));
     }
 
     /// Loads from the first of `sources` that can, and from the next ones what it leaves.

@@ -8,13 +8,16 @@ use crate::{
     pipeline::{Phase, Producer, fill},
 };
 use flashboot_checkpoint::{Manifest, Metadata};
-use flashboot_core::{ByteRange, ByteSize, Error, Kind, Result};
+use flashboot_core::{BLOCK, ByteRange, ByteSize, Error, Kind, Result};
 use futures_util::future::try_join_all;
-use object_store::{Error as StoreError, ObjectStore, ObjectStoreScheme, path::Path as ObjectPath};
+use object_store::{
+    Error as StoreError, ObjectStore, ObjectStoreScheme, RetryConfig, aws::AmazonS3Builder,
+    http::HttpBuilder, path::Path as ObjectPath,
+};
 use std::{
     fmt,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::runtime::Runtime;
 
@@ -97,9 +100,9 @@ impl ObjectImage {
         }
         let http = [("allow_http".to_owned(), "true".to_owned())];
         let options: Vec<_> = config.options.iter().cloned().chain(http).collect();
-        ObjectStoreScheme::parse(&url).map_err(|e| invalid(e.to_string()))?;
-        let (store, base) =
-            object_store::parse_url_opts(&url, options).map_err(|e| invalid(e.to_string()))?;
+        let (scheme, base) = ObjectStoreScheme::parse(&url).map_err(|e| invalid(e.to_string()))?;
+        let base = ObjectPath::parse(base).map_err(|e| invalid(e.to_string()))?;
+        let store = store(&scheme, &url, options).map_err(|e| invalid(e.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("flashboot-object")
@@ -126,6 +129,14 @@ impl ObjectImage {
     /// # Errors
     /// [`Kind::Unavailable`] where there is none, [`Kind::Mismatch`] for another image, and what a manifest can be refused for.
     pub fn manifest(&self, rank: Option<&str>, id: Option<&str>) -> Result<Manifest> {
+        Ok(self.manifest_bytes(rank, id)?.0)
+    }
+
+    /// The same, and the bytes that say it, for whoever is to check them too.
+    ///
+    /// # Errors
+    /// As [`manifest`](Self::manifest).
+    pub fn manifest_bytes(&self, rank: Option<&str>, id: Option<&str>) -> Result<(Manifest, Vec<u8>)> {
         let metadata = self.all("metadata.json", METADATA_CAP)?;
         let parsed = Metadata::check(&metadata)?;
         if id.is_some_and(|id| !parsed.id.starts_with(id)) {
@@ -151,7 +162,8 @@ impl ObjectImage {
         })?;
         let table = self.all(plain(&entry.table)?, TABLE_CAP.min(entry.table_bytes.saturating_add(1)))?;
         let bytes = [&(metadata.len() as u64).to_le_bytes()[..], &metadata, &table].concat();
-        Ok(Manifest::check(&bytes, &parsed.id, &entry.coordinate.to_string())?)
+        let manifest = Manifest::check(&bytes, &parsed.id, &entry.coordinate.to_string())?;
+        Ok((manifest, bytes))
     }
 
     fn place(&self, name: &str) -> ObjectPath {
@@ -226,6 +238,38 @@ impl ObjectImage {
     }
 }
 
+/// The store, which asks once: how often something is asked for is counted in one place, [`ObjectImage::asked`].
+fn store(
+    scheme: &ObjectStoreScheme,
+    url: &url::Url,
+    options: Vec<(String, String)>,
+) -> Result<Box<dyn ObjectStore>, StoreError> {
+    let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            let builder = AmazonS3Builder::new().with_url(url.as_str()).with_retry(once);
+            let with = |builder: AmazonS3Builder, (key, value): (String, String)| match key.parse() {
+                Ok(key) => builder.with_config(key, value),
+                // Whoever hands over an environment hands over more than this.
+                Err(_) => builder,
+            };
+            Ok(Box::new(options.into_iter().fold(builder, with).build()?))
+        }
+        ObjectStoreScheme::Http => {
+            let host = &url[..url::Position::BeforePath];
+            let builder = HttpBuilder::new().with_url(host).with_retry(once);
+            let with = |builder: HttpBuilder, (key, value): (String, String)| match key.parse() {
+                Ok(key) => builder.with_config(key, value),
+                Err(_) => builder,
+            };
+            Ok(Box::new(options.into_iter().fold(builder, with).build()?))
+        }
+        _ => Err(StoreError::NotSupported {
+            source: "objects are fetched from s3://, https:// and http:// only".into(),
+        }),
+    }
+}
+
 /// A plain HTTP endpoint that is not this host.
 fn is_plain_elsewhere(endpoint: &str) -> bool {
     let Some(rest) = endpoint.strip_prefix("http://") else { return false };
@@ -275,6 +319,16 @@ impl ObjectSource {
     pub fn image(&self) -> &ObjectImage {
         &self.image
     }
+
+    /// Bytes of the payload, as the store says. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where there is none; the store's own.
+    pub fn measure(&self) -> Result<u64> {
+        let place = self.image.place(&self.payload);
+        let meta = self.image.retried(&place, || self.image.store.head(&place))?;
+        Ok(meta.size)
+    }
 }
 
 impl Source for ObjectSource {
@@ -287,11 +341,8 @@ impl Source for ObjectSource {
     }
 
     fn probe(&self, load: &Load) -> Result<()> {
-        let began = Instant::now();
-        let place = self.image.place(&self.payload);
-        let meta = self.image.retried(&place, || self.image.store.head(&place));
-        load.phases().add(Phase::Connect, began.elapsed());
-        let (found, needed) = (meta?.size, load.wanted().payload);
+        let found = load.phases().time(Phase::Connect, || self.measure());
+        let (found, needed) = (found?, load.wanted().payload);
         if found != needed {
             let detail = format!("{}: {needed} bytes needed, {found} found", self.name());
             return Err(Error::new(Kind::Corrupt, "object", detail));
@@ -306,6 +357,11 @@ impl Source for ObjectSource {
 }
 
 impl Producer for ObjectSource {
+    fn at_least(&self) -> u64 {
+        // Ranges of one call are under way together.
+        BLOCK
+    }
+
     fn produce(&self, _: &mut Lane, unit: ByteRange, into: &mut [u8], each: &mut Each<'_>) -> Result<()> {
         let size = self.image.config.range.0.clamp(1 << 20, 1 << 30).next_power_of_two();
         let place = self.image.place(&self.payload);

@@ -7,21 +7,30 @@ use crate::{
     output::Output,
     progress::Bar,
     settings::Overrides,
-    verbs::replicate::runtime,
+    verbs::{load::credentials, replicate::runtime},
 };
-use clap::Args;
+use clap::{ArgGroup, Args};
 use flashboot::{
-    agent::{self, Entry, KeepRequest, State},
+    agent::{self, Entry, KeepFrom, KeepRequest, State},
     config::{Config, Devices},
+    load::FromObject,
 };
 use flashboot_checkpoint::Progress as _;
 use std::path::PathBuf;
 
 /// What both are told alike.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["image", "object"]))]
 pub(crate) struct Keep {
     /// The image's directory
-    image: PathBuf,
+    image: Option<PathBuf>,
+    /// An image in an object store or behind an HTTP server, which the agent fetches: s3://bucket/path, https://host/path.
+    /// Credentials are taken from AWS_… variables
+    #[arg(long, value_name = "URL")]
+    object: Option<String>,
+    /// Fetch objects over plain HTTP from another host too
+    #[arg(long)]
+    allow_http: bool,
     /// Which rank image, by name (target-0-0-0-0) [default: the only one]
     #[arg(long, value_name = "NAME")]
     rank: Option<String>,
@@ -53,15 +62,28 @@ pub(crate) struct HoldArgs {
     lease: Option<humantime::Duration>,
 }
 
+impl Keep {
+    fn overrides(&self, into: &mut Overrides) {
+        self.which.overrides(into);
+        into.set("load.allow_http", "--allow-http", self.allow_http.then_some(true));
+    }
+
+    /// What was named.
+    fn from(&self) -> String {
+        let image = self.image.as_ref().map(|path| path.display().to_string());
+        image.or_else(|| self.object.clone()).unwrap_or_default()
+    }
+}
+
 impl StageArgs {
     pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
-        self.keep.which.overrides(into);
+        self.keep.overrides(into);
     }
 }
 
 impl HoldArgs {
     pub(in crate::verbs) fn overrides(&self, into: &mut Overrides) {
-        self.keep.which.overrides(into);
+        self.keep.overrides(into);
         into.text("replicate.device", "--device", self.device.as_ref());
     }
 }
@@ -78,8 +100,10 @@ pub(crate) fn hold(args: &HoldArgs, config: &Config, output: Output) -> Result<C
 }
 
 fn request(keep: &Keep) -> KeepRequest {
+    let objects = |url: &String| KeepFrom::Objects(FromObject { url: url.clone(), options: credentials() });
+    let directory = || KeepFrom::Directory(keep.image.clone().unwrap_or_default());
     KeepRequest {
-        image: keep.image.clone(),
+        from: keep.object.as_ref().map_or_else(directory, objects),
         rank: keep.rank.clone(),
         priority: keep.priority,
         hold: None,
@@ -106,7 +130,7 @@ fn text(keep: &Keep, entry: &Entry) -> String {
     format!(
         "{} of {} ({}) at {}: {how}\nimage {}\n",
         entry.rank,
-        keep.image.display(),
+        keep.from(),
         human::bytes(entry.bytes),
         entry.place,
         entry.image

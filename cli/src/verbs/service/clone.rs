@@ -15,7 +15,7 @@ use flashboot::{
     service::{self, CloneRequest, Cloned, ClonedRanks, KillAt},
 };
 use flashboot_rendezvous::{protocol::Wanted, store::Address};
-use std::{fmt::Write as _, path::PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["model", "image"]))]

@@ -23,6 +23,7 @@ cases! {
     "sim-fabric-of-another-device" = fabric_of_another,
     "sim-dies-under-pending-copies" = dies_pending,
     "sim-peer-dies" = peer_dies,
+    "sim-register-for-reading" = register_for_reading,
 }
 
 /// A copy on a second stream that should have waited for the first.
@@ -243,5 +244,41 @@ fn peer_dies(d: &Driver) -> Outcome {
     f.code("info-after", gpu.mem_get_info(&mut 0, &mut 0));
     f.code("unmap-own", gpu.mem_unmap(here.at, here.size));
     f.code("unmap-peers", gpu.mem_unmap(there, GRANULE));
+    f.done()
+}
+
+/// A read-only mapping of shared memory, registered for the device to read: what a staged image is to its readers.
+fn register_for_reading(d: &Driver) -> Outcome {
+    use crate::abi::{HOST_PORTABLE, HOST_READ_ONLY, attribute};
+    use rustix::{
+        fs::{MemfdFlags, ftruncate, memfd_create},
+        io::write,
+        mm::{MapFlags, ProtFlags, mmap},
+    };
+    let gpu = Gpu::new(d)?;
+    let said = |e: rustix::io::Errno| e.to_string();
+    let file = memfd_create("for-reading", MemfdFlags::CLOEXEC).map_err(said)?;
+    ftruncate(&file, GRANULE as u64).map_err(said)?;
+    write(&file, &[0x5A]).map_err(said)?;
+    let (rights, flags) = (ProtFlags::READ, MapFlags::SHARED);
+    // SAFETY: a new mapping at an address of the kernel's choice, of a file that nobody else has.
+    let at = unsafe { mmap(ptr::null_mut(), GRANULE, rights, flags, &file, 0) }.map_err(said)?;
+    let memory = gpu.mapped(GRANULE)?;
+    let mut can = 0;
+    must("attribute", gpu.device_attribute(&raw mut can, attribute::READ_ONLY_HOST_REGISTER, 0))?;
+    let mut f = Facts::new();
+    f.fact("can", can);
+    f.code("plain", gpu.host_register(at, GRANULE, HOST_PORTABLE));
+    let registered = gpu.host_register(at, GRANULE, HOST_PORTABLE | HOST_READ_ONLY);
+    f.code("for-reading", registered);
+    if registered != 0 {
+        // Ordinary memory: what is copied to it is written, which is not allowed.
+        return f.done();
+    }
+    f.code("h2d", gpu.copy_htod(memory.at, at.cast_const(), GRANULE, ptr::null_mut()));
+    f.code("sync", gpu.stream_synchronize(ptr::null_mut()));
+    f.fact("byte", gpu.peek(memory.at));
+    f.code("d2h", gpu.copy_dtoh(at, memory.at, GRANULE, ptr::null_mut()));
+    f.code("unregister", gpu.host_unregister(at));
     f.done()
 }
