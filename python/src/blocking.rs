@@ -10,7 +10,7 @@ use std::time::Duration;
 const EVERY: Duration = Duration::from_millis(50);
 
 /// A runtime on the calling thread.
-fn runtime() -> Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     let made = tokio::runtime::Builder::new_current_thread().enable_all().build();
     made.map_err(|e| Error::from_io("epoll_create", &e, "a runtime"))
 }
