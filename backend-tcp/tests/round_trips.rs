@@ -81,7 +81,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, mut carried: impl FnMut()) {
 async fn the_first_byte_is_five_round_trips_after_the_plan() {
     let from = seed(2 * MIB);
     let source = Source::of(&from, TcpConfig::default()).await;
-    let connections = TcpConfig::default().connections as usize + 1;
+    let connections = TcpConfig::default().connections + 1;
     // Where one connection waited for another, none would ever begin.
     let relay = Relay::to(&source.locator().endpoint, connections);
     let locator = Locator { endpoint: relay.address.clone(), ..source.locator().clone() };

@@ -608,7 +608,7 @@ fn what_is_held_can_be_known_by_its_id_alone_and_is_proved_by_it() {
     );
     let order = Order {
         key: key.clone(),
-        payload: rank.path.clone(),
+        payload: Payload::File(rank.path.clone()),
         manifest: Manifest::read(&image, &rank).unwrap(),
         priority: 0,
         hold: Some(None),
