@@ -102,6 +102,8 @@ impl Mover for TcpMover {
             return Err(error.clone());
         }
         let job = Job::new(&self.into, pull)?;
+        // A look that comes after this pull must have been asked for after it.
+        self.watch.forget_first();
         self.hop.push(&job);
         self.hop.owners.fetch_add(1, Ordering::AcqRel);
         Ok(Box::new(TcpInFlight { done: job.done(), job, hop: Arc::clone(&self.hop) }))

@@ -85,6 +85,11 @@ impl Watch {
         }
     }
 
+    /// From now on every look is asked for anew.
+    pub(crate) fn forget_first(&self) {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
     /// What the look showed that was asked for while attaching: once, and while that is not long ago.
     async fn first(&self, shard: ShardId) -> Result<Option<Observed>> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();

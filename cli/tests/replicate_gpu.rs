@@ -126,7 +126,7 @@ fn every_size_arrives_also_where_the_gpu_cannot_hash() {
 /// its calls. Whenever that falls into the transfer clone 1 alone fails, and it says what by; gives how often it did.
 fn loses_clone_1(machine: &mut Machine, topology: &str, fault: impl Fn(u32) -> String, words: &str) -> usize {
     let mut in_transfer = 0;
-    for after in [250, 350, 450, 550] {
+    for after in [350, 450, 550, 650] {
         let fault = fault(after);
         machine.driver.only("FAULTS", &fault);
         let (exit, report) =

@@ -52,7 +52,7 @@ pub trait Mover: Any + Send + Sync + fmt::Debug {
 
     /// Looks at the source's control block: returns as soon as `shard` has at least `at_least` verified bytes,
     /// or the generation is not the locator's any more, or `wait` has passed, with what was seen last.
-    /// `wait` zero is one look.
+    /// `wait` zero is one look. Before anything was pulled, the first one may tell what was so when the import ended.
     ///
     /// The look is ordered after every pull that has quiesced: if it shows the locator's generation, no byte
     /// pulled before it belongs to a later filling.
