@@ -11,7 +11,6 @@ use flashboot::{
     service::SeedFrom,
 };
 use flashboot_core::{Arena as Memory, Error, Kind};
-use flashboot_loader::source::SourceKind;
 use pyo3::{ffi, prelude::*, types::PyList};
 use std::{ffi::c_int, sync::Arc};
 
@@ -23,8 +22,6 @@ pub(crate) struct Arena {
     read_only: bool,
     contents: Contents,
     device: String,
-    /// Whether it is another process's.
-    borrowed: bool,
     report: Py<PyAny>,
 }
 
@@ -32,9 +29,8 @@ impl Arena {
     /// What a load has placed.
     pub(crate) fn new(py: Python<'_>, placed: Placed) -> PyResult<Self> {
         let Placed { arena, loaded, contents } = placed;
-        let borrowed = loaded.source == Some(SourceKind::Held);
         let report = text::object(py, &loaded)?;
-        Self::made(py, arena, contents, borrowed, report)
+        Self::made(py, arena, contents, report)
     }
 
     /// Memory with what lies where in it, and its account.
@@ -42,18 +38,18 @@ impl Arena {
         py: Python<'_>,
         memory: Arc<dyn Memory>,
         contents: Contents,
-        borrowed: bool,
         report: Py<PyAny>,
     ) -> PyResult<Self> {
         let seen = Seen::of(&memory).or_raise(py)?;
         let (device, read_only) = (seen.device(), seen.is_read_only());
         let region = Region::of_arena(seen, memory.payload())?;
-        Ok(Self { memory, region, read_only, contents, device, borrowed, report })
+        Ok(Self { memory, region, read_only, contents, device, report })
     }
 
     /// The memory, to be served as it lies, if every block of it is still what its digest says.
     pub(crate) fn served(&self, py: Python<'_>, rank: Option<&str>) -> PyResult<SeedFrom> {
-        if self.borrowed {
+        // Another process's, attached where it is.
+        if self.read_only {
             let error = Error::new(
                 Kind::Invalid,
                 "seed",

@@ -134,7 +134,7 @@ pub(crate) fn compact(
         (manifest.metadata.id.clone(), manifest.entry.coordinate.to_string())
     };
     let report = Compacted { source: "live", image, rank, bytes: memory.payload(), verified: true };
-    Arena::made(py, memory, contents, false, object(py, &report)?)
+    Arena::made(py, memory, contents, object(py, &report)?)
 }
 
 /// The account of a compact capture, in a load's words.

@@ -19,7 +19,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 pub struct AttachRequest {
     /// An image's directory, whose metadata and table say what is wanted; no byte of its payload is read.
     pub image: Option<PathBuf>,
-    /// The image's id, where its directory is not at hand: the agent gives what the id proves.
+    /// The image's id, or its first 8 digits or more, where its directory is not at hand: the agent gives what the id proves.
     pub id: Option<String>,
     /// Which rank image, by name; the only one, unless named.
     pub rank: Option<String>,
@@ -32,7 +32,8 @@ pub struct AttachRequest {
 /// # Errors
 /// [`Kind::Unavailable`] where no agent runs or it does not hold that; [`Kind::Invalid`] where several would fit and none was
 /// named; [`Kind::Mismatch`] where image and id disagree.
-pub async fn attach(request: AttachRequest, progress: Progress) -> Result<Placed> {
+pub async fn attach(mut request: AttachRequest, progress: Progress) -> Result<Placed> {
+    request.id = request.id.as_deref().map(crate::service::image_id).transpose()?;
     let device = device(&request.config).await?;
     let work = move || {
         let context = device.as_ref().map(Context::open).transpose()?;
@@ -70,7 +71,7 @@ fn known(request: &AttachRequest, place: &Place) -> Result<(Wanted, Contents)> {
     };
     let image = Image::open(path)?;
     let rank = rank_of(&image, request.rank.as_deref())?;
-    if let Some(id) = request.id.as_ref().filter(|id| *id != image.id()) {
+    if let Some(id) = request.id.as_ref().filter(|id| !image.id().starts_with(*id)) {
         let detail = format!("{} is image {}, {id} is wanted", path.display(), image.id());
         return Err(Error::new(Kind::Mismatch, "attach", detail));
     }
@@ -89,7 +90,7 @@ fn the_one(client: &Client, request: &AttachRequest, place: &Place) -> Result<En
     let means = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
     let mut fit: Vec<_> = entries
         .filter(|e| e.held && e.place == *place)
-        .filter(|e| means(&request.id, &e.image) && means(&request.rank, &e.rank))
+        .filter(|e| request.id.as_deref().is_none_or(|id| e.image.starts_with(id)) && means(&request.rank, &e.rank))
         .collect();
     match (fit.pop(), fit.is_empty()) {
         (Some(only), true) => Ok(only),

@@ -209,8 +209,12 @@ impl Client {
     /// Has it copy `missing` of what was staged into the arena behind `descriptor`, a GPU's; `landed` hears of every range that
     /// is there, and verifies it. Gives what pinning took.
     ///
+    /// Whatever `landed` says, it returns only once the agent has said its last word, or is gone: until then the agent may
+    /// write.
+    ///
     /// # Errors
-    /// The agent's refusals, and `landed`'s.
+    /// The agent's refusals, and `landed`'s. After [`Kind::Deadline`] and [`Kind::Protocol`] the agent may still write to the
+    /// arena.
     pub fn push(
         &self,
         (image, rank): (&str, &str),
@@ -226,14 +230,23 @@ impl Client {
             missing: missing.iter().map(|range| (range.start, range.end)).collect(),
         };
         self.ask(request, Some(descriptor))?;
-        let reply = self.answer(&mut |reply| match reply {
+        let mut wrong = None;
+        let last = self.answer(&mut |reply| match reply {
             Reply::Landed { start, end } if start <= end && end <= into.payload => {
-                landed(ByteRange::new(start, end))
+                if wrong.is_none() {
+                    wrong = landed(ByteRange::new(start, end)).err();
+                }
+                Ok(())
             }
             Reply::Landed { .. } => Err(self.odd(&reply)),
             _ => Ok(()),
-        })?;
-        match reply {
+        });
+        let last = match (last, wrong) {
+            (Err(e), _) if matches!(e.kind(), Kind::Deadline | Kind::Protocol) => return Err(e),
+            (_, Some(wrong)) => return Err(wrong),
+            (last, None) => last?,
+        };
+        match last {
             (Reply::Pushed { pin_ms, .. }, _) => {
                 Ok(Duration::try_from_secs_f64(pin_ms / 1e3).unwrap_or_default())
             }

@@ -82,6 +82,10 @@ impl Source for StagedSource {
         if let Some(arena) = gpu {
             match self.by_push(load, &key, &arena, filling) {
                 Ok(()) => return Ok(Delivered::Filled),
+                Err(e) if matches!(e.kind(), Kind::Deadline | Kind::Protocol) => {
+                    load.forsake();
+                    return Err(e.with_remedy("begin the load anew: the agent may still write to this one's arena"));
+                }
                 Err(e) if is_final(&e) => return Err(e),
                 Err(error) => {
                     tracing::warn!(%error, "the agent does not push; this process copies by itself");

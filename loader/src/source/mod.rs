@@ -19,7 +19,10 @@ use crate::pipeline::{FillConfig, Filling, Leftover, Phase, Phases, Proof};
 use flashboot_core::{Arena, Error, Kind, Result, Retry};
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -48,6 +51,8 @@ pub struct Load {
     phases: Phases,
     config: FillConfig,
     leftovers: Mutex<Vec<Leftover>>,
+    /// Somebody else may still write to the arena: it is nobody's any more.
+    forsaken: AtomicBool,
 }
 
 /// What a source did.
@@ -95,7 +100,14 @@ impl Load {
             phases: Phases::default(),
             config,
             leftovers: Mutex::default(),
+            forsaken: AtomicBool::new(false),
         }
+    }
+
+    /// Ends the load with the error of the source that says so: what was asked to write to the arena may do so still, so no
+    /// other source may.
+    pub fn forsake(&self) {
+        self.forsaken.store(true, Ordering::Relaxed);
     }
 
     /// What is wanted.
@@ -193,7 +205,9 @@ impl Load {
                     let failover = moved > 0;
                     tracing::warn!(source = %kind, name, bytes = moved, %error, "{}",
                         if failover { "a source failed in the middle; the next goes on" } else { "a source is passed over" });
-                    let over = error.retry() == Retry::NewProcess || error.kind() == Kind::Cancelled;
+                    let over = error.retry() == Retry::NewProcess
+                        || error.kind() == Kind::Cancelled
+                        || self.forsaken.load(Ordering::Relaxed);
                     report.skips.push(Skip::new(kind, name, failover, &error));
                     if over {
                         return Err(error);

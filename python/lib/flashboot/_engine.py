@@ -70,7 +70,9 @@ class Options:
             if value is None and f.default is None or isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
                 continue
             names = kind if isinstance(kind, tuple) else (kind,)
-            raise _invalid(f"{f.name}={value!r}: a {' or '.join(k.__name__ for k in names)} is wanted")
+            # Not the value of what may hold a secret.
+            shown = f"a {type(value).__name__}" if f.name in ("object_options", "config") else repr(value)
+            raise _invalid(f"{f.name}={shown}: a {' or '.join(k.__name__ for k in names)} is wanted")
         for name, choices in (
             ("on_mismatch", ("fail", "checkpoint")),
             ("attach", (_SHARED, _PRIVATE)),
@@ -181,6 +183,14 @@ class Boot:
         if arena is None:
             self.log.info("flashboot: %s is loaded from the checkpoint, by the engine's own loader", self.rank.name)
         return arena
+
+    def held(self):
+        """What the node agent holds, attached where it is, if that is where the bytes come from; `None` where it has to be asked
+        for elsewhere, or is to be a copy."""
+        if self.options.order()[:1] != ["held"] or self.options.attach == _PRIVATE:
+            return None
+        kinds = self._askable(["held"])
+        return self._load(kinds, True) if kinds else None
 
     def _askable(self, order):
         """Kinds whose place is known; the others are passed over."""
@@ -338,13 +348,24 @@ class Boot:
         from .torch import capture
 
         path = Path(self.options.write_image)
+        folder = path
         if "rank" in about:
-            path.mkdir(parents=True, exist_ok=True)
             path = path / self.rank.name
-        if (path / "metadata.json").exists():
+        written = path / "metadata.json"
+        if written.exists():
             self.log.info("flashboot: %s is there already, and stays", path)
             return
-        image = capture(model, path, **about)
+        # An engine that has its weights does not fail for an image, which another of its kind may be writing too.
+        try:
+            if folder != path:
+                folder.mkdir(parents=True, exist_ok=True)
+            image = capture(model, path, **about)
+        except (FlashbootError, OSError) as e:
+            if written.exists():
+                self.log.info("flashboot: %s is there already, and stays", path)
+            else:
+                self.log.warning("flashboot: %s is not written: %s", path, e)
+            return
         self.log.info("flashboot: wrote %s, an image of stage %s, id %s", path, image.stage, image.id)
 
     def _serve(self, arena):

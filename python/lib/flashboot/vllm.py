@@ -65,8 +65,11 @@ def _loader():
                 return 0
             arena = _attached.get(self._key(boot))
             if arena is None:
-                arena = _attached[self._key(boot)] = boot.arena()
-            return 0 if arena is None else boot.external(arena)
+                arena = boot.held()
+            if arena is None:
+                return 0
+            _attached[self._key(boot)] = arena
+            return boot.external(arena)
 
         def _asks_agent(self, boot):
             order = self.options.order()
