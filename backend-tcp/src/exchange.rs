@@ -15,7 +15,10 @@ use flashboot_core::{
     Arena, Error, Export, HandleExchange, Kind, Locator, Mover, Result, ShardId, TransportName,
 };
 use std::{sync::Arc, time::Duration};
-use tokio::{task::JoinSet, time::timeout as within};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout as within},
+};
 
 /// A `tcp` endpoint. It listens until the exchange and every export of it are dropped; readers that are attached then are
 /// told that their source has gone.
@@ -79,17 +82,22 @@ impl HandleExchange for TcpExchange {
         let (peer, config) = (route.peer(), self.config.clone());
         let imported = runtime::run("import", async move {
             // All at once: what a connection costs is round trips.
-            let mut dialling = JoinSet::new();
-            for _ in 0..config.connections {
-                let route = route.clone();
-                dialling.spawn(async move { route.attach(Lane::Read).await?.into_blocking() });
-            }
-            let watch = route.attach(Lane::Watch).await?;
-            let mut lanes = Vec::new();
-            while let Some(dialled) = dialling.join_next().await {
-                lanes.push(dialled.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))??);
-            }
-            let start = move || TcpMover::start(watch, lanes, served, &route, config.silence);
+            let reading = async {
+                let mut dialling = JoinSet::new();
+                for _ in 0..config.connections {
+                    let route = route.clone();
+                    dialling.spawn(async move { route.attach(Lane::Read).await?.into_blocking() });
+                }
+                let mut lanes = Vec::new();
+                while let Some(dialled) = dialling.join_next().await {
+                    lanes.push(dialled.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))??);
+                }
+                Ok::<_, Error>(lanes)
+            };
+            let asked = Instant::now();
+            // The watch's connection is begun first.
+            let (watch, lanes) = tokio::try_join!(biased; route.attach(Lane::Watch), reading)?;
+            let start = move || TcpMover::start((watch, asked), lanes, served, &route, config.silence);
             let started = tokio::task::spawn_blocking(start).await;
             started.map_err(|e| Error::new(Kind::Cancelled, "import", e.to_string()))?
         });

@@ -21,7 +21,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 /// A hop, as its owner has it.
 #[derive(Debug)]
@@ -49,9 +49,9 @@ struct Queue {
 }
 
 impl TcpMover {
-    /// Starts a thread for each of `lanes`.
+    /// Starts a thread for each of `lanes`; the watch with when it was attached, at the earliest.
     pub(crate) fn start(
-        watch: Channel,
+        watch: (Channel, Instant),
         lanes: Vec<Blocking>,
         into: Served,
         route: &Route,
@@ -65,7 +65,7 @@ impl TcpMover {
             owners: AtomicUsize::new(1),
         });
         // Dropping it ends the threads that have started.
-        let mover = Self { hop: Arc::clone(&hop), watch: Watch::new(watch)?, into };
+        let mover = Self { hop: Arc::clone(&hop), watch: Watch::new(watch.0, watch.1)?, into };
         let context = match &mover.into {
             Served::Host(_) => None,
             Served::Gpu(arena) => Some(arena.context()),

@@ -45,21 +45,21 @@ pub(crate) struct Watch {
     /// Why there are no answers any more.
     lost: Arc<OnceLock<Error>>,
     peer: String,
-    /// The answer to the first look, and when it was waited for first.
+    /// The answer to the first look, and when that was asked for at the earliest.
     first: Mutex<Option<(oneshot::Receiver<Seen>, Instant)>>,
     _task: Ended<()>,
 }
 
 impl Watch {
-    /// Over a connection on which [`FIRST`] was asked.
-    pub(crate) fn new(channel: Channel) -> Result<Self> {
+    /// Over a connection on which [`FIRST`] was asked, not before `asked_at`.
+    pub(crate) fn new(channel: Channel, asked_at: Instant) -> Result<Self> {
         let peer = channel.peer().to_owned();
         let (questions, asked) = mpsc::channel(QUEUE);
         let lost = Arc::new(OnceLock::new());
         let (tell, first) = oneshot::channel();
         let waiting = Waiting::new(HashMap::from([(FIRST.id, tell)]));
         let run = run(channel, asked, waiting, Arc::clone(&lost));
-        let first = Mutex::new(Some((first, Instant::now())));
+        let first = Mutex::new(Some((first, asked_at)));
         Ok(Self { questions, lost, peer, first, _task: Ended(handle()?.spawn(run)) })
     }
 

@@ -6,7 +6,7 @@ mod common;
 
 use common::{
     MIB, Place,
-    fleet::{LIMIT, Proc, service},
+    fleet::{LIMIT, Proc, service, until},
     flip,
     http::{free, get},
     stand_in::Driver,
@@ -14,14 +14,7 @@ use common::{
 };
 use rustix::process::Signal;
 use serde_json::Value;
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::PathBuf,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::Command, thread, time::Duration};
 
 /// An image of five blocks, a service, and nodes with a number each.
 struct Nodes {
@@ -180,16 +173,6 @@ fn two_nodes_in_a_row_may_be_lost_and_a_bad_disk_is_one_nodes_loss() {
     assert_eq!(numbers(&report["from_disk"]), BTreeSet::from([1, 2]), "{report}");
 }
 
-/// Waits for what has to come, on however busy a machine.
-#[track_caller]
-fn until(what: &str, mut wanted: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !wanted() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn a_neighbour_below_the_floor_is_left_and_its_shard_read_from_disk() {
     let all = Nodes::new("tcp");
@@ -219,11 +202,11 @@ fn a_service_killed_and_started_again_loses_a_ring_no_node() {
     (all.service, all.endpoint) = service(&all.place, &at);
     let http = free();
     // Five blocks in two seconds each: 2, 2 and 1.
-    let slow = ["--rate", "8MB", "--chunk", "16MiB"];
+    let slow = ["--rate", "8MB", "--chunk", "16MiB", "--stall", "50s"];
     let mut procs: Vec<_> = (0..3)
         .map(|number| {
             let shown = [&slow[..], &["--http", &http]].concat();
-            all.node("r", 3, number, if number == 0 { &shown } else { &slow })
+            Proc::start(all.command("r", 3, number, if number == 0 { &shown } else { &slow }))
         })
         .collect();
     // The first has no more than its own shard yet, and everybody reads.
@@ -238,7 +221,8 @@ fn a_service_killed_and_started_again_loses_a_ring_no_node() {
         assert_eq!(numbers(&report["from_disk"]), BTreeSet::from([number as u64]), "{report}");
     }
     let log = procs[0].stderr.recv_timeout(LIMIT).unwrap();
-    assert_eq!(log.matches("the service does not answer").count(), 1, "{log}");
+    // Told when it goes, and not at every question; a machine that is busy may see it go twice.
+    assert!((1..=3).contains(&log.matches("the service does not answer").count()), "{log}");
 }
 
 /// What is answered there, if anything is.
@@ -253,7 +237,7 @@ fn get_or(at: &str, path: &str) -> String {
 fn a_node_shows_itself_as_a_clone_does() {
     let all = Nodes::new("tcp");
     let http = free();
-    let mut first = all.node("m", 2, 0, &["--rate", "20MB", "--chunk", "16MiB", "--http", &http]);
+    let mut first = all.node("m", 2, 0, &["--rate", "4MB", "--chunk", "16MiB", "--http", &http]);
     until("it waits for the other", || get_or(&http, "/status").contains("\"phase\":\"filling\""));
     assert_eq!(get(&http, "/readyz").0, 503, "not before everything is verified");
     // Slow to give: the first is seen while it reads, and stays until the second has all.
@@ -294,7 +278,7 @@ fn a_dead_node_whose_memory_outlives_it_is_left_when_the_service_says_so() {
     // more than a lease: a word may stand still for ten minutes.
     let start = |number: usize| {
         let own: &[&str] = match number {
-            0 => &["--allow", "tcp", "--rate", "4MB"],
+            0 => &["--allow", "tcp", "--rate", "2MB"],
             1 => &["--allow", "imex,tcp"],
             _ => &["--allow", "imex,tcp", "--http", &http],
         };

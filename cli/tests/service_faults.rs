@@ -307,7 +307,7 @@ fn a_dead_source_whose_memory_outlives_it_is_left_when_the_service_says_so() {
         Proc::start(driver.on(fleet.place.flashboot(&[args, &common, &patient].concat())))
     };
     let image = text(&fleet.image);
-    let mut seed = start(&["seed", image, "--model", "tiny", "--transport", "tcp", "--rate", "10MB"]);
+    let mut seed = start(&["seed", image, "--model", "tiny", "--transport", "tcp", "--rate", "5MB"]);
     assert!(seed.object()["error"].is_null());
     let by_both = ["clone", "--model", "tiny", "--allow", "imex,tcp"];
     let mut first = start(&by_both);

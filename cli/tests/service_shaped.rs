@@ -151,7 +151,9 @@ impl Wires {
                 let mut got = from.read(&mut buffer).unwrap();
                 let (began, first) = (Instant::now(), got);
                 while got < bytes {
-                    got += from.read(&mut buffer).unwrap();
+                    let some = from.read(&mut buffer).unwrap();
+                    assert_ne!(some, 0, "the sender ended early");
+                    got += some;
                 }
                 (bytes - first) as f64 / began.elapsed().as_secs_f64()
             });

@@ -81,10 +81,10 @@ impl Shared {
             debug!("the service tells of another ring");
             return;
         }
-        for new in &ring.nodes {
-            state.ends.tell(new.member, new.gone && !new.done);
-        }
+        let state = &mut *state;
         for (kept, new) in state.ring.nodes.iter_mut().zip(ring.nodes) {
+            // One that was done keeps its memory until it is drained, whatever a service that came back knows of it.
+            state.ends.tell(new.member, new.gone && !(kept.done || new.done));
             let locators =
                 if new.locators.is_empty() { std::mem::take(&mut kept.locators) } else { new.locators };
             *kept = RingMember { locators, done: kept.done || new.done, ..new };

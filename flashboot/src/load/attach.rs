@@ -90,7 +90,9 @@ fn the_one(client: &Client, request: &AttachRequest, place: &Place) -> Result<En
     let means = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
     let mut fit: Vec<_> = entries
         .filter(|e| e.held && e.place == *place)
-        .filter(|e| request.id.as_deref().is_none_or(|id| e.image.starts_with(id)) && means(&request.rank, &e.rank))
+        .filter(|e| {
+            request.id.as_deref().is_none_or(|id| e.image.starts_with(id)) && means(&request.rank, &e.rank)
+        })
         .collect();
     match (fit.pop(), fit.is_empty()) {
         (Some(only), true) => Ok(only),

@@ -285,6 +285,11 @@ impl Watched {
         });
     }
 
+    /// So much is in its memory, verified, and did not come from anywhere just now.
+    pub(crate) fn holds(&self, bytes: u64) {
+        self.with(|m, _| m.verified = m.verified.max(bytes));
+    }
+
     /// It reads by this hop.
     pub(crate) fn hops(&self, hop: &Hop) {
         let passed = hop.passed.iter().map(|passed| (passed.name.to_string(), passed.reason.as_str()));

@@ -176,8 +176,13 @@ async fn seeded(
         }
     })
     .await?;
-    watched.took("load", began.elapsed());
-    watched.verified(content.bytes, true);
+    match &request.from {
+        SeedFrom::Image(..) => {
+            watched.took("load", began.elapsed());
+            watched.verified(content.bytes, true);
+        }
+        SeedFrom::Arena(..) => watched.holds(content.bytes),
+    }
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
 
     let (client, _) = client(&rendezvous, &network).await?;

@@ -84,7 +84,9 @@ impl Source for StagedSource {
                 Ok(()) => return Ok(Delivered::Filled),
                 Err(e) if matches!(e.kind(), Kind::Deadline | Kind::Protocol) => {
                     load.forsake();
-                    return Err(e.with_remedy("begin the load anew: the agent may still write to this one's arena"));
+                    return Err(
+                        e.with_remedy("begin the load anew: the agent may still write to this one's arena")
+                    );
                 }
                 Err(e) if is_final(&e) => return Err(e),
                 Err(error) => {

@@ -84,15 +84,14 @@ impl ObjectImage {
     pub fn open(config: ObjectConfig) -> Result<Self> {
         let invalid = |what: String| Error::new(Kind::Invalid, "object", format!("{}: {what}", config.url));
         let url: url::Url = config.url.parse().map_err(|e: url::ParseError| invalid(e.to_string()))?;
-        let loopback = match url.host() {
-            Some(url::Host::Domain(name)) => name == "localhost",
-            Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-            Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-            None => false,
-        };
+        if !url.username().is_empty() || url.password().is_some() {
+            // Not with the URL, which would be in every message.
+            return Err(Error::new(Kind::Invalid, "object", "a URL with a user or a password in it")
+                .with_remedy("give credentials as options"));
+        }
         let endpoint =
             |(key, value): &(String, String)| key.contains("endpoint") && is_plain_elsewhere(value);
-        let plain = (url.scheme() == "http" && !loopback) || config.options.iter().any(endpoint);
+        let plain = (url.scheme() == "http" && !is_here(&url)) || config.options.iter().any(endpoint);
         if plain && !config.allow_http {
             let detail = format!("{}: bytes would cross the network unencrypted", config.url);
             return Err(Error::new(Kind::Permission, "object", detail)
@@ -270,10 +269,19 @@ fn store(
     }
 }
 
+fn is_here(url: &url::Url) -> bool {
+    match url.host() {
+        Some(url::Host::Domain(name)) => name == "localhost",
+        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    }
+}
+
 /// A plain HTTP endpoint that is not this host.
 fn is_plain_elsewhere(endpoint: &str) -> bool {
-    let Some(rest) = endpoint.strip_prefix("http://") else { return false };
-    !["localhost", "127.", "[::1]"].iter().any(|local| rest.starts_with(local))
+    // What is no URL is refused where it is used.
+    endpoint.parse().is_ok_and(|url: url::Url| url.scheme() == "http" && !is_here(&url))
 }
 
 /// An image's files lie beside one another, without exception.

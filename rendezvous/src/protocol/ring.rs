@@ -171,6 +171,16 @@ impl Rings {
         Ok(Answer::Ring(Ring { lease_ms: millis(rules.lease), nodes: members.collect() }))
     }
 
+    /// The service slept for `gap`: nobody was silent meanwhile.
+    pub(super) fn slept(&mut self, gap: Duration) {
+        for ring in self.0.values_mut() {
+            let nodes = ring.nodes.values_mut().map(|node| &mut node.heard);
+            for at in nodes.chain([&mut ring.began, &mut ring.heard]) {
+                *at = at.saturating_add(gap);
+            }
+        }
+    }
+
     /// Forgets rings that nobody has asked about for long.
     pub(super) fn tick(&mut self, now: Duration, rules: &Rules) {
         let memory = rules.lease.saturating_mul(MEMORY);

@@ -162,6 +162,7 @@ impl Service {
             for member in self.members.values_mut() {
                 member.lease_until = member.lease_until.saturating_add(gap);
             }
+            self.rings.slept(gap);
         }
         if self.now.saturating_sub(self.looked) < self.rules.lease / 8 {
             return;
@@ -190,6 +191,9 @@ impl Service {
         let Some(member) = self.members.remove(&id) else { return };
         if lost {
             self.dead.insert(id, self.remembered());
+        } else {
+            // It was silent once, came back, and now goes by its own will.
+            self.dead.remove(&id);
         }
         self.went(id, &member);
         if let Some(group) = self.groups.get_mut(&member.group) {
