@@ -48,6 +48,29 @@ fn refused(answer: Answer) -> Reason {
     refusal.reason
 }
 
+/// Time passes for a service that is awake.
+fn pass(service: &mut Service, from: Duration, to: Duration) {
+    let mut now = from;
+    while now < to {
+        now += SECOND / 2;
+        service.tick(now);
+    }
+}
+
+#[test]
+fn a_service_that_slept_takes_nobody_for_gone() {
+    let mut service = Service::new(Rules { lease: 2 * SECOND, ..Rules::default() });
+    let nodes = [1, 2, 3].map(|word| node(word, 1, 3));
+    for node in &nodes {
+        ask(&mut service, SECOND, node);
+    }
+    let asked = |now| move |service: &mut Service| ring(ask(service, now, &node(1, 1, 3))).nodes;
+    assert!(asked(8 * SECOND)(&mut service).iter().all(|n| !n.gone), "seven seconds of nobody's silence");
+    pass(&mut service, 8 * SECOND, 11 * SECOND);
+    let gone: Vec<_> = asked(11 * SECOND)(&mut service).iter().map(|n| n.gone).collect();
+    assert_eq!(gone.iter().filter(|gone| **gone).count(), 2, "awake, it hears who is silent: {gone:?}");
+}
+
 #[test]
 fn all_come_before_any_begins_and_neighbours_share_hosts() {
     let mut service = Service::new(Rules::default());
@@ -72,10 +95,12 @@ fn one_that_dies_while_it_waits_is_not_waited_with_and_later_one_is_said_to_be_g
     let mut service = Service::new(Rules { lease: 2 * SECOND, ..Rules::default() });
     ask(&mut service, SECOND, &node(1, 1, 2));
     // Three seconds later the first is silent: the second alone is no ring.
+    pass(&mut service, SECOND, 4 * SECOND);
     assert!(matches!(ask(&mut service, 4 * SECOND, &node(2, 1, 2)), Answer::Wait { .. }));
     let began = ring(ask(&mut service, 4 * SECOND, &node(3, 1, 2)));
     assert!(began.nodes.iter().all(|n| !n.gone && !n.done));
     let done = RingNode { done: true, ..node(2, 1, 2) };
+    pass(&mut service, 4 * SECOND, 7 * SECOND);
     let later = ring(ask(&mut service, 7 * SECOND, &done));
     let of = |word| later.nodes.iter().find(|n| n.member == node(word, 1, 2).member).unwrap();
     assert!(of(2).done && !of(2).gone && of(3).gone && !of(3).done);
