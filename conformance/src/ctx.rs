@@ -20,6 +20,9 @@ use tokio::sync::watch;
 
 /// How long a case waits for a peer before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a case waits for another rank to come as far as it has, whose work may be long on an emulated processor; less than
+/// the harness gives the case.
+const COMPANY: Duration = Duration::from_secs(60);
 /// How long a source may stand still where standing still is all that shows its death.
 const STANDSTILL: Duration = Duration::from_secs(5);
 /// How long imports and exports may take.
@@ -139,7 +142,7 @@ impl Ctx {
     }
 
     pub(crate) async fn wait(&self, name: &str) -> String {
-        self.board.wait(name, PATIENCE).await.expect("a peer says so in time")
+        self.board.wait(name, COMPANY).await.expect("a peer says so in time")
     }
 
     pub(crate) async fn locator(&self, rank: u32) -> Locator {
@@ -148,7 +151,7 @@ impl Ctx {
 
     /// Waits for every rank to come here.
     pub(crate) async fn barrier(&self, name: &str) {
-        barrier(&*self.board, name, self.rank, self.ranks, PATIENCE).await.expect("every rank comes");
+        barrier(&*self.board, name, self.rank, self.ranks, COMPANY).await.expect("every rank comes");
     }
 
     /// Waits for `ranks` to have said `name`, and says it.
