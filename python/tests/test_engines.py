@@ -1,6 +1,6 @@
 """Our load format in the engines' own code, on the CPU, one rank; each engine in a process of its own.
 
-Needs the engines' packages, which the suite installs beside the environment and names in FLASHBOOT_TEST_ENGINES.
+Needs the engines' packages, which the suite installs beside the environment and names in FLASHBOOT_CONFORMANCE_ENGINES.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 CASES = Path(__file__).parent / "engines"
-PACKAGES = os.environ.get("FLASHBOOT_TEST_ENGINES")
+PACKAGES = os.environ.get("FLASHBOOT_CONFORMANCE_ENGINES")
 
 
 def claims(script):

@@ -17,7 +17,7 @@ const LOCK: &str = "xtask/python/wheel.lock";
 /// Where `python/tests` and its settings are.
 const FOLDER: &str = "python";
 /// Where its tests find the engines' packages.
-const ENGINES_VARIABLE: &str = "FLASHBOOT_TEST_ENGINES";
+const ENGINES_VARIABLE: &str = "FLASHBOOT_CONFORMANCE_ENGINES";
 /// Below the clone's build folder.
 const WHEELS: &str = "target/wheels/test";
 
@@ -80,8 +80,10 @@ fn install(workspace: &Workspace, python: &Path, tools: &Path, wheel: &Path) -> 
     let read = |name: &str| fs::read(workspace.path(name)).with_context(|| name.to_owned());
     let wheel_bytes = fs::read(wheel).with_context(|| wheel.display().to_string())?;
     let key = cache::key(&[&wheel_bytes, &read(python::LOCK)?, &read(LOCK)?]);
+    let (folder, name) = (cache::folder()?, format!("package-{key}"));
     let whole = |at: &Path| {
         shell::succeeds(Command::new(python::python_in(at)).args(["-c", "import flashboot, torch, pytest"]))
+            && shell::succeeds(Command::new(at.join("bin/flashboot")).arg("--version"))
     };
     let make = |at: &Path| {
         shell::run(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(at))?;
@@ -91,9 +93,14 @@ fn install(workspace: &Workspace, python: &Path, tools: &Path, wheel: &Path) -> 
         let mut pip = Command::new(python);
         pip.args(["-m", "pip", "--python"]).arg(python::python_in(at));
         pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]);
-        shell::run(pip.arg(wheel))
+        shell::run(pip.arg(wheel))?;
+        // The command's first line names its interpreter, which is where it is made and moves.
+        let command = at.join("bin/flashboot");
+        let text = fs::read_to_string(&command).with_context(|| command.display().to_string())?;
+        let there = text.replace(&at.display().to_string(), &folder.join(&name).display().to_string());
+        fs::write(&command, there).with_context(|| command.display().to_string())
     };
-    cache::get_or_make(&cache::folder()?, &format!("package-{key}"), whole, make)
+    cache::get_or_make(&folder, &name, whole, make)
 }
 
 /// Where an interpreter's packages are.
