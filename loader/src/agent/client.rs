@@ -113,17 +113,31 @@ impl Client {
 
     /// The last reply; each before it goes to `each`.
     fn answer(&self, each: &mut dyn FnMut(Reply) -> Result<()>) -> Result<(Reply, Option<OwnedFd>)> {
+        self.last_word(each)?
+    }
+
+    /// As [`answer`](Self::answer); a refusal, and that the agent is gone, are last words too. Without one it may still be at
+    /// work.
+    fn last_word(
+        &self,
+        each: &mut dyn FnMut(Reply) -> Result<()>,
+    ) -> Result<Result<(Reply, Option<OwnedFd>)>> {
         loop {
-            let next = receive::<Reply>(&self.wire, MOST_REPLY, Instant::now() + SILENCE)?;
+            let next = match receive::<Reply>(&self.wire, MOST_REPLY, Instant::now() + SILENCE) {
+                Err(e) if e.kind() == Kind::SourceLost => return Ok(Err(e)),
+                next => next?,
+            };
             match next {
                 Some((Reply::Refused(error), _)) => {
-                    return Err(error.into_error("agent", "the agent").with_peer(self.wire.name()));
+                    return Ok(Err(error.into_error("agent", "the agent").with_peer(self.wire.name())));
                 }
                 Some((reply @ (Reply::Progress { .. } | Reply::Landed { .. }), _)) => each(reply)?,
-                Some(last) => return Ok(last),
+                Some(last) => return Ok(Ok(last)),
                 None => {
                     let detail = "the agent is gone without an answer";
-                    return Err(Error::new(Kind::SourceLost, "agent", detail).with_peer(self.wire.name()));
+                    return Ok(
+                        Err(Error::new(Kind::SourceLost, "agent", detail).with_peer(self.wire.name())),
+                    );
                 }
             }
         }
@@ -213,8 +227,8 @@ impl Client {
     /// write.
     ///
     /// # Errors
-    /// The agent's refusals, and `landed`'s. After [`Kind::Deadline`] and [`Kind::Protocol`] the agent may still write to the
-    /// arena.
+    /// The agent's refusals, and `landed`'s. What comes in place of the agent's last word goes through `unquiet`: the agent may
+    /// still write to the arena.
     pub fn push(
         &self,
         (image, rank): (&str, &str),
@@ -222,6 +236,7 @@ impl Client {
         descriptor: BorrowedFd<'_>,
         missing: &[ByteRange],
         landed: &mut dyn FnMut(ByteRange) -> Result<()>,
+        unquiet: &dyn Fn(Error) -> Error,
     ) -> Result<Duration> {
         let request = Request::Push {
             image: image.to_owned(),
@@ -231,7 +246,7 @@ impl Client {
         };
         self.ask(request, Some(descriptor))?;
         let mut wrong = None;
-        let last = self.answer(&mut |reply| match reply {
+        let last = self.last_word(&mut |reply| match reply {
             Reply::Landed { start, end } if start <= end && end <= into.payload => {
                 if wrong.is_none() {
                     wrong = landed(ByteRange::new(start, end)).err();
@@ -241,12 +256,8 @@ impl Client {
             Reply::Landed { .. } => Err(self.odd(&reply)),
             _ => Ok(()),
         });
-        let last = match (last, wrong) {
-            (Err(e), _) if matches!(e.kind(), Kind::Deadline | Kind::Protocol) => return Err(e),
-            (_, Some(wrong)) => return Err(wrong),
-            (last, None) => last?,
-        };
-        match last {
+        let last = last.map_err(unquiet)?;
+        match wrong.map_or(last, Err)? {
             (Reply::Pushed { pin_ms, .. }, _) => {
                 Ok(Duration::try_from_secs_f64(pin_ms / 1e3).unwrap_or_default())
             }

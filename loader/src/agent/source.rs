@@ -55,6 +55,10 @@ impl StagedSource {
                 first.get_or_insert_with(|| began.elapsed());
                 phases.time(Phase::Verify, || verify_landed(filling, arena, range))
             },
+            &|e| {
+                load.forsake();
+                e.with_remedy("begin the load anew: the agent may still write to this one's arena")
+            },
         )?;
         tracing::debug!(?first, all = ?began.elapsed(), "the agent has pushed");
         phases.add(Phase::Pin, pinning);
@@ -82,13 +86,7 @@ impl Source for StagedSource {
         if let Some(arena) = gpu {
             match self.by_push(load, &key, &arena, filling) {
                 Ok(()) => return Ok(Delivered::Filled),
-                Err(e) if matches!(e.kind(), Kind::Deadline | Kind::Protocol) => {
-                    load.forsake();
-                    return Err(
-                        e.with_remedy("begin the load anew: the agent may still write to this one's arena")
-                    );
-                }
-                Err(e) if is_final(&e) => return Err(e),
+                Err(e) if load.is_forsaken() || is_final(&e) => return Err(e),
                 Err(error) => {
                     tracing::warn!(%error, "the agent does not push; this process copies by itself");
                 }

@@ -110,6 +110,11 @@ impl Load {
         self.forsaken.store(true, Ordering::Relaxed);
     }
 
+    /// Whether [`forsake`](Self::forsake) was called.
+    pub fn is_forsaken(&self) -> bool {
+        self.forsaken.load(Ordering::Relaxed)
+    }
+
     /// What is wanted.
     pub fn wanted(&self) -> &Wanted {
         &self.wanted
@@ -207,7 +212,7 @@ impl Load {
                         if failover { "a source failed in the middle; the next goes on" } else { "a source is passed over" });
                     let over = error.retry() == Retry::NewProcess
                         || error.kind() == Kind::Cancelled
-                        || self.forsaken.load(Ordering::Relaxed);
+                        || self.is_forsaken();
                     report.skips.push(Skip::new(kind, name, failover, &error));
                     if over {
                         return Err(error);
